@@ -1,0 +1,95 @@
+// Vectors of the width of one instruction set, in compiler vector extensions.
+//
+// Included only by the sources in kernels/isa, each of which sets RNNPACK_ISA (a namespace, so that code compiled
+// with different flags never merges at link time) and RNNPACK_VEC_BYTES. Everything here is in that namespace.
+// Intrinsics appear only where the language has no word for an operation: fused multiply-add and masked access.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define RNNPACK_INLINE inline __attribute__((always_inline))
+#define RNNPACK_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace rnnpack::RNNPACK_ISA {
+
+inline constexpr int kLanes = RNNPACK_VEC_BYTES / 4;
+
+typedef float Vec __attribute__((vector_size(RNNPACK_VEC_BYTES)));
+typedef int32_t VecInt __attribute__((vector_size(RNNPACK_VEC_BYTES)));
+typedef float VecUnaligned __attribute__((vector_size(RNNPACK_VEC_BYTES), aligned(4), may_alias));
+
+RNNPACK_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecUnaligned*>(p); }
+RNNPACK_INLINE void store(float* p, Vec v) { *reinterpret_cast<VecUnaligned*>(p) = v; }
+RNNPACK_INLINE Vec broadcast(float x) { return x - Vec{}; }
+
+RNNPACK_INLINE VecInt bits(Vec v) { return reinterpret_cast<VecInt>(v); }
+RNNPACK_INLINE Vec from_bits(VecInt v) { return reinterpret_cast<Vec>(v); }
+
+// a * b + c with one rounding where the instruction set has it; the baseline rounds twice.
+RNNPACK_INLINE Vec fma(Vec a, Vec b, Vec c) {
+#if RNNPACK_VEC_BYTES == 64
+  return reinterpret_cast<Vec>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
+                                               reinterpret_cast<__m512>(c)));
+#elif RNNPACK_VEC_BYTES == 32
+  return reinterpret_cast<Vec>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b),
+                                               reinterpret_cast<__m256>(c)));
+#elif defined(__aarch64__)
+  return reinterpret_cast<Vec>(vfmaq_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(a),
+                                         reinterpret_cast<float32x4_t>(b)));
+#else
+  return a * b + c;
+#endif
+}
+
+// The first n lanes (0 <= n <= kLanes); the others are zero and their memory is not touched.
+RNNPACK_INLINE Vec load_partial(const float* p, int64_t n) {
+#if RNNPACK_VEC_BYTES == 64
+  const __mmask16 mask = static_cast<__mmask16>((1u << n) - 1);
+  return reinterpret_cast<Vec>(_mm512_maskz_loadu_ps(mask, p));
+#else
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
+  return load(lanes);
+#endif
+}
+
+RNNPACK_INLINE void store_partial(float* p, Vec v, int64_t n) {
+#if RNNPACK_VEC_BYTES == 64
+  const __mmask16 mask = static_cast<__mmask16>((1u << n) - 1);
+  _mm512_mask_storeu_ps(p, mask, reinterpret_cast<__m512>(v));
+#else
+  float lanes[kLanes];
+  store(lanes, v);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(float));
+#endif
+}
+
+// min and max that keep a NaN of `x`: the comparison is false for NaN, which selects x.
+RNNPACK_INLINE Vec at_least(Vec low, Vec x) { return low > x ? low : x; }
+RNNPACK_INLINE Vec at_most(Vec high, Vec x) { return high < x ? high : x; }
+
+RNNPACK_INLINE Vec abs(Vec x) { return from_bits(bits(x) & 0x7fffffff); }
+
+// |magnitude| with the sign of `sign`; magnitude must not be negative.
+RNNPACK_INLINE Vec with_sign(Vec magnitude, Vec sign) {
+  return from_bits(bits(magnitude) | (bits(sign) & static_cast<int32_t>(0x80000000)));
+}
+
+// Sum of all lanes, adding halves: the same tree for every call, so the same bits.
+RNNPACK_INLINE float sum(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+}  // namespace rnnpack::RNNPACK_ISA

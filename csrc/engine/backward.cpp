@@ -1,0 +1,329 @@
+// The time loop, backward: gradients of one layer and direction, from the last step to the first.
+//
+// Each step turns dh into dgates (the cell's derivative, by blocks of units) and dgates into the dh of the step before (a product with
+// weight_hh, by columns of h). Both are shared in the same way, so one barrier a step is enough: after dgates.
+#include <algorithm>
+#include <new>
+
+#include "engine/arena.h"
+#include "engine/layer_pass.h"
+#include "engine/packing.h"
+#include "engine/team.h"
+
+namespace rnnpack {
+
+namespace {
+
+struct MemberScratch {
+  const float** a;  // [chunk_steps * rows] rows of input, then of h, of a chunk whose gates are rebuilt
+  float** gates;    // [chunk_steps * rows]
+  const float** c_prev;
+  const float** c;
+  const float** h_prev;
+  const float** grad_output;
+  const float** dgates_in;
+  float** dh;
+  float** dc;
+  float** dgates;
+  float** dh_total;
+  float** dhidden;
+  float** hidden;
+  float** unused;  // where a rebuilt step's h and c go
+};
+
+struct GroupScratch {
+  float* gates;     // [chunk_steps * rows, columns] when rebuilt
+  float* dhidden;   // [rows, padded units]
+  float* unused_h;  // [rows, padded units]
+  float* unused_c;
+  Barrier* step_barrier;
+};
+
+struct Scratch {
+  float* packed;          // forward weights, when gates are rebuilt
+  float* weight_hh;       // panels of weight_hh by its columns: k = gates * hidden
+  float* weight_hr;       // panels of weight_hr by its columns: k = projection
+  float* dh;              // [count, padded outputs]
+  float* dc;              // [count, padded units]
+  float* c_0;             // [count, padded units]
+  float* zeros;           // max(outputs, units), padded
+  GroupScratch* groups;
+  MemberScratch* members;
+  Barrier* team_barrier;
+};
+
+int64_t gate_columns(const Problem& p) { return traits(p.cell).gates * p.hidden; }
+
+Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool measure) {
+  const Problem& p = b.forward;
+  const bool has_cell_state = traits(p.cell).has_cell_state;
+  const LayerShape shape = p.shape(0);
+  const int64_t rows = largest_group(p.rows, plan.row_groups);
+  const int64_t units = padded_units(p);
+  const int64_t outputs = round_up(p.output_size(), kPanel);
+  const int64_t chunk_rows = b.recompute() ? plan.chunk_steps * rows : rows;
+
+  Scratch s{};
+  if (b.recompute()) s.packed = arena.take<float>(shape.packed_floats());
+  s.weight_hh = arena.take<float>(outputs * gate_columns(p));
+  if (p.projection > 0) s.weight_hr = arena.take<float>(units * p.projection);
+  s.dh = arena.take<float>(p.rows.count * outputs);
+  if (has_cell_state) {
+    s.dc = arena.take<float>(p.rows.count * units);
+    s.c_0 = arena.take<float>(p.rows.count * units);
+  }
+  s.zeros = arena.take<float>(std::max(units, outputs));
+  s.groups = arena.take<GroupScratch>(plan.row_groups);
+  for (int g = 0; g < plan.row_groups; ++g) {
+    GroupScratch group{};
+    if (b.recompute()) {
+      group.gates = arena.take<float>(chunk_rows * shape.gates().columns());
+      group.unused_h = arena.take<float>(rows * units);
+      if (has_cell_state) group.unused_c = arena.take<float>(rows * units);
+    }
+    if (p.projection > 0) group.dhidden = arena.take<float>(rows * units);
+    group.step_barrier = arena.take<Barrier>(1);
+    if (!measure) s.groups[g] = group;
+  }
+  s.members = arena.take<MemberScratch>(plan.threads);
+  for (int i = 0; i < plan.threads; ++i) {
+    MemberScratch m{};
+    m.a = arena.take<const float*>(chunk_rows);
+    m.gates = arena.take<float*>(chunk_rows);
+    for (const float*** rows_of : {&m.c_prev, &m.c, &m.h_prev, &m.grad_output, &m.dgates_in}) *rows_of = arena.take<const float*>(rows);
+    for (float*** rows_of : {&m.dh, &m.dc, &m.dgates, &m.dh_total, &m.dhidden, &m.hidden, &m.unused}) *rows_of = arena.take<float*>(rows);
+    if (!measure) s.members[i] = m;
+  }
+  s.team_barrier = arena.take<Barrier>(1);
+  return s;
+}
+
+class Member {
+ public:
+  Member(const KernelTable& kernels, const BackwardProblem& problem, const Plan& plan, const Scratch& scratch, int index)
+      : b_(problem),
+        p_(problem.forward),
+        plan_(plan),
+        scratch_(scratch),
+        index_(index),
+        group_(scratch.groups[index / plan.unit_threads]),
+        mine_(scratch.members[index]),
+        pass_(kernels, problem.forward, plan, index / plan.unit_threads, index % plan.unit_threads),
+        shape_(problem.forward.shape(0)),
+        outputs_(round_up(problem.forward.output_size(), kPanel)) {}
+
+  void run() {
+    pack();
+    start_gradients();
+    for (int64_t last = p_.rows.steps; last > 0;) {
+      const int64_t first = b_.recompute() ? std::max<int64_t>(last - plan_.chunk_steps, 0) : last - 1;
+      int64_t end = b_.recompute() ? rebuild_gates(first, last) : 0;
+      for (int64_t s = last - 1; s >= first; --s) {
+        const int64_t active = pass_.set.active_at(p_.rows, s);
+        if (b_.recompute()) {
+          end -= active;
+        } else {
+          for (int64_t i = 0; i < active; ++i) {
+            mine_.gates[i] = p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
+          }
+        }
+        run_step(s, active, mine_.gates + end);
+      }
+      last = first;
+    }
+    finish_gradients();
+  }
+
+ private:
+  void pack() {
+    const LayerWeights& w = p_.weights[0];
+    if (b_.recompute()) pack_share(pass_.kernels, shape_, w, plan_.threads, index_, scratch_.packed);
+    pack_columns(w.weight_hh, w.ld_hh, gate_columns(p_), p_.output_size(), scratch_.weight_hh);
+    if (p_.projection > 0) pack_columns(w.weight_hr, w.ld_hr, p_.projection, p_.hidden, scratch_.weight_hr);
+    scratch_.team_barrier->wait();
+  }
+
+  void pack_columns(const float* w, int64_t ld, int64_t k, int64_t columns, float* panels) const {
+    const Range own = share(ceil_div(columns, kPanel), plan_.threads, index_);
+    for (int64_t q = own.first; q < own.last; ++q) {
+      pass_.kernels.pack_columns(k, w + q * kPanel, ld, std::min(kPanel, columns - q * kPanel), panels + q * k * kPanel);
+    }
+  }
+
+  // Columns of dh that this thread makes, in panels.
+  Range own_output_panels() const { return p_.projection > 0 ? pass_.projection_panels : pass_.blocks; }
+
+  void start_gradients() {
+    const Range outputs = pass_.own_outputs();
+    const Range units = pass_.own_units();
+    const Range padded{pass_.blocks.first * kBlockUnits, pass_.blocks.last * kBlockUnits};
+    for (int64_t i = 0; i < pass_.set.count; ++i) {
+      const int64_t r = pass_.set.row(i);
+      float* dh = scratch_.dh + r * outputs_;
+      std::fill(dh + own_output_panels().first * kPanel, dh + own_output_panels().last * kPanel, 0.0f);
+      LayerPass::copy(dh, b_.grad_h_0 + p_.rows.row_of(r) * p_.output_size(), outputs);
+      if (scratch_.dc == nullptr) continue;
+      float* dc = scratch_.dc + r * pass_.units;
+      float* c_0 = scratch_.c_0 + r * pass_.units;
+      std::fill(dc + padded.first, dc + padded.last, 0.0f);
+      std::fill(c_0 + padded.first, c_0 + padded.last, 0.0f);
+      LayerPass::copy(dc, b_.grad_c_0 + p_.rows.row_of(r) * p_.hidden, units);
+      if (p_.c_0 != nullptr) LayerPass::copy(c_0, p_.c_0 + p_.rows.row_of(r) * p_.hidden, units);
+    }
+  }
+
+  void finish_gradients() {
+    for (int64_t i = 0; i < pass_.set.count; ++i) {
+      const int64_t r = pass_.set.row(i);
+      LayerPass::copy(b_.grad_h_0 + p_.rows.row_of(r) * p_.output_size(), scratch_.dh + r * outputs_, pass_.own_outputs());
+      if (scratch_.dc != nullptr) {
+        LayerPass::copy(b_.grad_c_0 + p_.rows.row_of(r) * p_.hidden, scratch_.dc + r * pass_.units, pass_.own_units());
+      }
+    }
+  }
+
+  const float* c_before(int64_t s, int64_t r) const {
+    return s > 0 ? p_.reserve_c + (p_.rows.start_of(s - 1) + r) * pass_.units : scratch_.c_0 + r * pass_.units;
+  }
+
+  const float* h_before(int64_t s, int64_t r) const { return pass_.h_before(p_.output, 0, p_.reverse, s, r, scratch_.zeros); }
+
+  // Gates of steps [first, last) from input, h and c, with the sums in the forward pass's order: the same bits. Returns the number of rows.
+  int64_t rebuild_gates(int64_t first, int64_t last) {
+    const int64_t columns = pass_.gates.columns();
+    const int64_t rows = pass_.gather_rows(p_.input, p_.reverse, first, last, mine_.a, mine_.gates, [&](int64_t s, int64_t i) {
+      return group_.gates + ((s - first) * pass_.set.count + i) * columns;
+    });
+    pass_.start_gates(shape_, p_.weights[0], scratch_.packed, rows, mine_.a, mine_.gates);
+
+    const bool skip_first = first == 0 && p_.h_0 == nullptr;
+    const int64_t skipped = skip_first ? pass_.set.active_at(p_.rows, 0) : 0;
+    int64_t row = 0;
+    for (int64_t s = first; s < last; ++s) {
+      for (int64_t i = 0; i < pass_.set.active_at(p_.rows, s); ++i) mine_.a[row++] = h_before(s, pass_.set.row(i));
+    }
+    pass_.multiply_gates(shape_, p_.weights[0], scratch_.packed, true, rows - skipped, mine_.a + skipped, nullptr,
+                         mine_.gates + skipped);
+
+    float** gates = mine_.gates;
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t active = pass_.set.active_at(p_.rows, s);
+      for (int64_t i = 0; i < active; ++i) {
+        const int64_t r = pass_.set.row(i);
+        if (scratch_.c_0 != nullptr) {
+          mine_.c_prev[i] = c_before(s, r);
+          mine_.dc[i] = group_.unused_c + i * pass_.units;
+        }
+        mine_.h_prev[i] = h_before(s, r);
+        mine_.unused[i] = group_.unused_h + i * pass_.units;
+      }
+      pass_.kernels.forward[static_cast<int>(p_.cell)](
+          {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev, mine_.dc, mine_.h_prev, mine_.unused, true});
+      gates += active;
+    }
+    return rows;
+  }
+
+  void run_step(int64_t s, int64_t active, const float* const* gates) {
+    const bool projected = p_.projection > 0;
+    for (int64_t i = 0; i < active; ++i) {
+      const int64_t r = pass_.set.row(i);
+      const int64_t t = p_.rows.time_of(s, r, p_.reverse);
+      if (scratch_.dc != nullptr) {
+        mine_.c_prev[i] = c_before(s, r);
+        mine_.c[i] = p_.reserve_c + (p_.rows.start_of(s) + r) * pass_.units;
+        mine_.dc[i] = scratch_.dc + r * pass_.units;
+      }
+      mine_.h_prev[i] = h_before(s, r);
+      mine_.dh[i] = scratch_.dh + r * outputs_;
+      mine_.dgates[i] = p_.rows.at(b_.dgates, t, r);
+      mine_.dgates_in[i] = mine_.dgates[i];
+      if (b_.grad_output.data != nullptr) mine_.grad_output[i] = p_.rows.at(b_.grad_output, t, r);
+      if (projected) {
+        mine_.dh_total[i] = p_.rows.at(b_.dh_total, t, r);
+        mine_.hidden[i] = p_.rows.at(b_.hidden, t, r);
+        mine_.dhidden[i] = group_.dhidden + i * pass_.units;
+      }
+    }
+    if (projected) unproject(active);
+
+    pass_.kernels.backward[static_cast<int>(p_.cell)](
+        {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev, mine_.c, mine_.h_prev,
+         projected || b_.grad_output.data == nullptr ? nullptr : mine_.grad_output, projected ? mine_.dhidden : mine_.dh, mine_.dc,
+         mine_.dgates, projected ? mine_.hidden : nullptr});
+    group_.step_barrier->wait();
+
+    const Range own = own_output_panels();
+    multiply(pass_.kernels.gemm, active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh, plain_panels(p_.output_size()),
+             own.first, own.last, nullptr, mine_.dh);
+  }
+
+  // dh of the projected state to dh of the cell's own: dh_total = dh + grad_output, then the product with weight_hr.
+  void unproject(int64_t active) {
+    const Range own = pass_.own_outputs();
+    for (int64_t i = 0; i < active; ++i) {
+      for (int64_t j = own.first; j < own.last; ++j) {
+        mine_.dh_total[i][j] = mine_.dh[i][j] + (b_.grad_output.data != nullptr ? mine_.grad_output[i][j] : 0.0f);
+      }
+      std::fill(mine_.dh[i] + own_output_panels().first * kPanel, mine_.dh[i] + own_output_panels().last * kPanel, 0.0f);
+    }
+    group_.step_barrier->wait();
+    multiply(pass_.kernels.gemm, active, p_.projection, mine_.dh_total, scratch_.weight_hr, plain_panels(p_.hidden), pass_.blocks.first,
+             pass_.blocks.last, scratch_.zeros, mine_.dhidden);
+  }
+
+  const BackwardProblem& b_;
+  const Problem& p_;
+  const Plan& plan_;
+  const Scratch& scratch_;
+  const int index_;
+  const GroupScratch& group_;
+  const MemberScratch& mine_;
+  const LayerPass pass_;
+  const LayerShape shape_;
+  const int64_t outputs_;
+};
+
+struct Call {
+  const KernelTable* kernels;
+  const BackwardProblem* problem;
+  Plan plan;
+  void* memory;
+  Scratch scratch;
+
+  void prepare() {
+    Arena arena(memory);
+    scratch = lay_out(arena, *problem, plan, false);
+    for (int g = 0; g < plan.row_groups; ++g) (new (scratch.groups[g].step_barrier) Barrier)->reset(plan.unit_threads);
+    (new (scratch.team_barrier) Barrier)->reset(plan.threads);
+    std::fill(scratch.zeros, scratch.zeros + std::max(padded_units(problem->forward), round_up(problem->forward.output_size(), kPanel)),
+              0.0f);
+  }
+};
+
+void run_member(void* context, int member, int size) {
+  Call& call = *static_cast<Call*>(context);
+  if (size != call.plan.threads) {
+    if (member != 0) return;
+    call.plan = single_thread(call.plan);
+    call.prepare();
+  }
+  Member(*call.kernels, *call.problem, call.plan, call.scratch, member).run();
+}
+
+}  // namespace
+
+int64_t backward_scratch_bytes(const BackwardProblem& problem, const Plan& plan) {
+  Arena planned(nullptr), alone(nullptr);
+  lay_out(planned, problem, plan, true);
+  lay_out(alone, problem, single_thread(plan), true);
+  return std::max(planned.used(), alone.used());
+}
+
+void run_backward(const KernelTable& kernels, const BackwardProblem& problem, const Plan& plan, void* scratch) {
+  Call call{&kernels, &problem, plan, scratch, {}};
+  call.prepare();
+  run_team(plan.threads, &run_member, &call);
+}
+
+}  // namespace rnnpack

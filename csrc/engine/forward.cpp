@@ -1,0 +1,319 @@
+// The time loop, forward: every cell, layer, direction, sequence layout and thread plan runs through here.
+#include <algorithm>
+#include <new>
+
+#include "engine/arena.h"
+#include "engine/layer_pass.h"
+#include "engine/packing.h"
+#include "engine/team.h"
+
+namespace rnnpack {
+
+namespace {
+
+// Scratch of one lane of one group of rows.
+struct LaneScratch {
+  float* gates;      // [chunk_steps * rows, columns]; null when the reserve takes its place
+  float* hidden;     // [rows, padded units]: o * tanh(c) before a projection
+  float* projected;  // [rows, padded projection]
+  Barrier* step_barrier;
+};
+
+// Scratch of one thread: row pointers for the kernels.
+struct MemberScratch {
+  const float** a;  // [chunk_steps * rows]
+  float** c;        // [chunk_steps * rows]
+  const float** h_prev;
+  float** h;
+  const float** c_prev;
+  float** c_next;
+  float** projected;
+};
+
+struct Scratch {
+  float** packed;     // [layers * directions] packed weights made by this call
+  float* between[2];  // outputs of inner layers, in turn
+  float* c_state;     // [layers * directions, count, padded units]
+  float* zeros;       // one absent initial hidden state
+  float* projection_start;  // zeros, [padded projection]
+  LaneScratch* lanes;
+  MemberScratch* members;
+  Barrier* group_barriers;
+  Barrier* team_barrier;
+};
+
+Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) {
+  Scratch s{};
+  const int64_t stacks = p.layers * p.directions;
+  const int64_t rows = largest_group(p.rows, plan.row_groups);
+  const int64_t units = padded_units(p);
+  const int64_t chunk_rows = plan.chunk_steps * rows;
+  const int64_t padded_projection = round_up(p.projection, kPanel);
+
+  s.packed = arena.take<float*>(stacks);
+  for (int64_t i = 0; i < stacks; ++i) {
+    const LayerShape shape = p.shape(i / p.directions);
+    // Direct products need the bias by slot all the same: the head of the packed form.
+    const bool made_here = p.weights[i].packed == nullptr;
+    float* packed = made_here ? arena.take<float>(p.direct ? shape.ih_offset() : shape.packed_floats()) : nullptr;
+    if (!measure) s.packed[i] = packed;
+  }
+  if (p.layers > 1) {
+    const int64_t places = p.rows.time_index == nullptr ? p.rows.steps * p.rows.count : p.rows.total();
+    const int64_t floats = places * p.directions * p.output_size();
+    s.between[0] = arena.take<float>(floats);
+    if (p.layers > 2) s.between[1] = arena.take<float>(floats);
+  }
+  if (traits(p.cell).has_cell_state) s.c_state = arena.take<float>(stacks * p.rows.count * units);
+  s.zeros = arena.take<float>(p.output_size());
+  if (p.projection > 0) s.projection_start = arena.take<float>(padded_projection);
+
+  const int lanes = plan.row_groups * plan.lanes;
+  s.lanes = arena.take<LaneScratch>(lanes);
+  for (int i = 0; i < lanes; ++i) {
+    LaneScratch lane{};
+    if (p.reserve_gates == nullptr) lane.gates = arena.take<float>(chunk_rows * p.shape(0).gates().columns());
+    if (p.projection > 0) {
+      lane.hidden = arena.take<float>(rows * units);
+      lane.projected = arena.take<float>(rows * padded_projection);
+    }
+    lane.step_barrier = arena.take<Barrier>(1);
+    if (!measure) s.lanes[i] = lane;
+  }
+  s.members = arena.take<MemberScratch>(plan.threads);
+  for (int i = 0; i < plan.threads; ++i) {
+    MemberScratch member{};
+    member.a = arena.take<const float*>(chunk_rows);
+    member.c = arena.take<float*>(chunk_rows);
+    member.h_prev = arena.take<const float*>(rows);
+    member.h = arena.take<float*>(rows);
+    member.c_prev = arena.take<const float*>(rows);
+    member.c_next = arena.take<float*>(rows);
+    member.projected = arena.take<float*>(rows);
+    if (!measure) s.members[i] = member;
+  }
+  s.group_barriers = arena.take<Barrier>(plan.row_groups);
+  s.team_barrier = arena.take<Barrier>(1);
+  return s;
+}
+
+// One member of a team at work.
+class Member {
+ public:
+  Member(const KernelTable& kernels, const Problem& problem, const Plan& plan, const Scratch& scratch, int index)
+      : p_(problem),
+        plan_(plan),
+        scratch_(scratch),
+        index_(index),
+        group_(index / (plan.lanes * plan.unit_threads)),
+        lane_index_(index / plan.unit_threads % plan.lanes),
+        lane_(scratch.lanes[group_ * plan.lanes + lane_index_]),
+        mine_(scratch.members[index]),
+        pass_(kernels, problem, plan, group_, index % plan.unit_threads) {}
+
+  void run() {
+    pack();
+    const bool wavefront = p_.directions == 1 && plan_.lanes > 1;
+    const int64_t segments = p_.rows.steps == 0 ? 1 : ceil_div(p_.rows.steps, plan_.segment_steps);
+    for (int64_t phase = 0; phase < p_.layers + segments - 1; ++phase) {
+      for (int64_t layer = 0; layer < p_.layers; ++layer) {
+        const int64_t segment = phase - layer;
+        if (segment < 0 || segment >= segments || (wavefront && layer % plan_.lanes != lane_index_)) continue;
+        for (int d = 0; d < p_.directions; ++d) {
+          if (p_.directions == 2 && plan_.lanes == 2 && d != lane_index_) continue;
+          const int64_t first = segment * plan_.segment_steps;
+          run_segment(layer, d, first, std::min(first + plan_.segment_steps, p_.rows.steps));
+        }
+      }
+      scratch_.group_barriers[group_].wait();
+    }
+  }
+
+ private:
+  int64_t stack_index(int64_t layer, int d) const { return layer * p_.directions + d; }
+
+  void pack() {
+    for (int64_t i = 0; i < p_.layers * p_.directions; ++i) {
+      const LayerWeights& w = p_.weights[i];
+      if (w.packed != nullptr) continue;
+      const LayerShape shape = p_.shape(i / p_.directions);
+      if (!p_.direct) {
+        pack_share(pass_.kernels, shape, w, plan_.threads, index_, scratch_.packed[i]);
+      } else if (index_ == 0) {
+        pack_bias(shape.gates(), traits(shape.cell), w.bias_ih, w.bias_hh, scratch_.packed[i]);
+      }
+    }
+    scratch_.team_barrier->wait();
+  }
+
+  SequenceView between(int64_t layer) const {
+    const int64_t width = p_.directions * p_.output_size();
+    const int64_t time_stride = p_.rows.time_index == nullptr ? p_.rows.count * width : width;
+    return {scratch_.between[layer % 2], time_stride, width};
+  }
+
+  // c of row r after step s (s = -1: before the first).
+  float* c_row(int64_t stack, int64_t s, int64_t r) const {
+    if (p_.reserve_c != nullptr && s >= 0) return p_.reserve_c + (p_.rows.start_of(s) + r) * pass_.units;
+    return scratch_.c_state + (stack * p_.rows.count + r) * pass_.units;
+  }
+
+  float* gates_row(int64_t s, int64_t i, int64_t chunk_first) const {
+    if (p_.reserve_gates != nullptr) return p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
+    return lane_.gates + ((s - chunk_first) * pass_.set.count + i) * pass_.gates.columns();
+  }
+
+  void run_segment(int64_t layer, int d, int64_t first_step, int64_t last_step) {
+    const int64_t stack = stack_index(layer, d);
+    if (first_step == 0) start_cell_state(stack);
+    const SequenceView input = layer == 0 ? p_.input : between(layer - 1);
+    SequenceView output = layer == p_.layers - 1 ? p_.output : between(layer);
+    output.data += d * p_.output_size();
+
+    for (int64_t s = first_step; s < last_step; s += plan_.chunk_steps) {
+      run_chunk(layer, d, s, std::min(s + plan_.chunk_steps, last_step), input, output);
+    }
+    if (last_step == p_.rows.steps) finish_states(stack, d, output);
+  }
+
+  void run_chunk(int64_t layer, int d, int64_t first, int64_t last, const SequenceView& input, const SequenceView& output) {
+    const int64_t stack = stack_index(layer, d);
+    const bool reverse = p_.reversed(d);
+    const LayerShape shape = p_.shape(layer);
+    const LayerWeights& w = p_.weights[stack];
+    const float* packed = w.packed != nullptr ? w.packed : scratch_.packed[stack];
+
+    const int64_t rows = pass_.gather_rows(input, reverse, first, last, mine_.a, mine_.c,
+                                           [&](int64_t s, int64_t i) { return gates_row(s, i, first); });
+    pass_.start_gates(shape, w, packed, rows, mine_.a, mine_.c);
+
+    float** gates = mine_.c;
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t active = pass_.set.active_at(p_.rows, s);
+      run_step(shape, w, packed, stack, reverse, s, active, gates, output);
+      gates += active;
+      lane_.step_barrier->wait();
+    }
+  }
+
+  void run_step(const LayerShape& shape, const LayerWeights& w, const float* packed, int64_t stack, bool reverse, int64_t s,
+                int64_t active, float* const* gates, const SequenceView& output) {
+    const bool projected = p_.projection > 0;
+    for (int64_t i = 0; i < active; ++i) {
+      const int64_t r = pass_.set.row(i);
+      mine_.h_prev[i] = pass_.h_before(output, stack, reverse, s, r, scratch_.zeros);
+      mine_.h[i] = projected ? lane_.hidden + i * pass_.units : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
+      if (scratch_.c_state != nullptr) {
+        mine_.c_prev[i] = c_row(stack, s - 1, r);
+        mine_.c_next[i] = c_row(stack, s, r);
+      }
+    }
+    // An absent h_0 is zero: its product is not computed.
+    if (s > 0 || p_.h_0 != nullptr) pass_.multiply_gates(shape, w, packed, true, active, mine_.h_prev, nullptr, gates);
+    pass_.kernels.forward[static_cast<int>(p_.cell)]({pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates,
+                                                      mine_.c_prev, mine_.c_next, mine_.h_prev, mine_.h, p_.reserve_gates != nullptr});
+    if (projected) project(shape, w, packed, reverse, s, active, output);
+  }
+
+  void project(const LayerShape& shape, const LayerWeights& w, const float* packed, bool reverse, int64_t s, int64_t active,
+               const SequenceView& output) {
+    lane_.step_barrier->wait();  // all blocks of `hidden` are there
+    const int64_t width = round_up(p_.projection, kPanel);
+    for (int64_t i = 0; i < active; ++i) mine_.projected[i] = lane_.projected + i * width;
+    const Range own = pass_.own_outputs();
+    if (p_.direct) {
+      if (own.first < own.last) {
+        pass_.kernels.direct(active, p_.hidden, mine_.h, w.weight_hr + own.first * w.ld_hr, w.ld_hr, own.last - own.first,
+                        scratch_.projection_start, own.first, mine_.projected);
+      }
+    } else {
+      multiply(pass_.kernels.gemm, active, p_.hidden, mine_.h, packed + shape.hr_offset(), shape.hr_panels(), pass_.projection_panels.first,
+               pass_.projection_panels.last, scratch_.projection_start, mine_.projected);
+    }
+    for (int64_t i = 0; i < active; ++i) {
+      const int64_t r = pass_.set.row(i);
+      LayerPass::copy(p_.rows.at(output, p_.rows.time_of(s, r, reverse), r), mine_.projected[i], own);
+    }
+  }
+
+  void start_cell_state(int64_t stack) {
+    if (scratch_.c_state == nullptr) return;
+    const Range units = pass_.own_units();
+    for (int64_t i = 0; i < pass_.set.count; ++i) {
+      const int64_t r = pass_.set.row(i);
+      float* c = c_row(stack, -1, r);
+      // Padding too: it is computed with, never shown, and must not slow the arithmetic down as a denormal would.
+      std::fill(c + pass_.blocks.first * kBlockUnits, c + pass_.blocks.last * kBlockUnits, 0.0f);
+      if (p_.c_0 != nullptr) LayerPass::copy(c, p_.c_0 + pass_.state_row(stack, r) * p_.hidden, units);
+    }
+  }
+
+  void finish_states(int64_t stack, int d, const SequenceView& output) {
+    const bool reverse = p_.reversed(d);
+    const Range outputs = pass_.own_outputs();
+    for (int64_t i = 0; i < pass_.set.count; ++i) {
+      const int64_t r = pass_.set.row(i);
+      const int64_t length = p_.rows.length(r);
+      const int64_t state = pass_.state_row(stack, r);
+      const float* h = pass_.h_before(output, stack, reverse, length, r, scratch_.zeros);
+      if (p_.h_n != nullptr) LayerPass::copy(p_.h_n + state * p_.output_size(), h, outputs);
+      if (p_.c_n != nullptr) LayerPass::copy(p_.c_n + state * p_.hidden, c_row(stack, length - 1, r), pass_.own_units());
+    }
+  }
+
+  const Problem& p_;
+  const Plan& plan_;
+  const Scratch& scratch_;
+  const int index_, group_, lane_index_;
+  const LaneScratch& lane_;
+  const MemberScratch& mine_;
+  const LayerPass pass_;
+};
+
+struct Call {
+  const KernelTable* kernels;
+  const Problem* problem;
+  Plan plan;
+  void* memory;
+  Scratch scratch;
+
+  void prepare() {
+    Arena arena(memory);
+    scratch = lay_out(arena, *problem, plan, false);
+    for (int i = 0; i < plan.row_groups * plan.lanes; ++i) (new (scratch.lanes[i].step_barrier) Barrier)->reset(plan.unit_threads);
+    for (int g = 0; g < plan.row_groups; ++g) (new (scratch.group_barriers + g) Barrier)->reset(plan.lanes * plan.unit_threads);
+    (new (scratch.team_barrier) Barrier)->reset(plan.threads);
+    std::fill(scratch.zeros, scratch.zeros + problem->output_size(), 0.0f);
+    if (problem->projection > 0) {
+      std::fill(scratch.projection_start, scratch.projection_start + round_up(problem->projection, kPanel), 0.0f);
+    }
+  }
+};
+
+void run_member(void* context, int member, int size) {
+  Call& call = *static_cast<Call*>(context);
+  if (size != call.plan.threads) {
+    // A smaller team than planned, inside another one: its first member does everything.
+    if (member != 0) return;
+    call.plan = single_thread(call.plan);
+    call.prepare();
+  }
+  Member(*call.kernels, *call.problem, call.plan, call.scratch, member).run();
+}
+
+}  // namespace
+
+int64_t forward_scratch_bytes(const Problem& problem, const Plan& plan) {
+  Arena planned(nullptr), alone(nullptr);
+  lay_out(planned, problem, plan, true);
+  lay_out(alone, problem, single_thread(plan), true);
+  return std::max(planned.used(), alone.used());
+}
+
+void run_forward(const KernelTable& kernels, const Problem& problem, const Plan& plan, void* scratch) {
+  Call call{&kernels, &problem, plan, scratch, {}};
+  call.prepare();
+  run_team(plan.threads, &run_member, &call);
+}
+
+}  // namespace rnnpack

@@ -1,0 +1,48 @@
+#include "engine/packing.h"
+
+#include <algorithm>
+
+namespace rnnpack {
+
+namespace {
+
+void pack_gates(const KernelTable& kernels, const LayerShape& shape, const int* slot_of, const PanelMap& map, Range panels,
+                const float* weight, int64_t ld, int64_t k, float* out) {
+  const float* rows[kPanel];
+  for (int64_t p = panels.first; p < panels.last; ++p) {
+    panel_rows(shape.gates(), traits(shape.cell), slot_of, map, p, weight, ld, rows);
+    kernels.pack_rows(k, rows, out + p * k * kPanel);
+  }
+}
+
+}  // namespace
+
+void pack_share(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights, int64_t parts, int64_t index,
+                float* packed) {
+  const CellTraits& cell = traits(shape.cell);
+  if (index == 0) pack_bias(shape.gates(), cell, weights.bias_ih, weights.bias_hh, packed);
+  const PanelMap ih = shape.ih_panels(), hh = shape.hh_panels();
+  const Range blocks = share(shape.gates().blocks(), parts, index);
+  pack_gates(kernels, shape, cell.ih_slot, ih, {ih.first_panel(blocks.first), ih.first_panel(blocks.last)}, weights.weight_ih,
+             weights.ld_ih, shape.input, packed + shape.ih_offset());
+  pack_gates(kernels, shape, cell.hh_slot, hh, {hh.first_panel(blocks.first), hh.first_panel(blocks.last)}, weights.weight_hh,
+             weights.ld_hh, shape.output(), packed + shape.hh_offset());
+  if (shape.projection > 0) {
+    const Range panels = share(shape.hr_panels().count, parts, index);
+    for (int64_t p = panels.first; p < panels.last; ++p) {
+      const float* rows[kPanel];
+      for (int64_t j = 0; j < kPanel; ++j) {
+        const int64_t column = p * kPanel + j;
+        rows[j] = column < shape.projection ? weights.weight_hr + column * weights.ld_hr : nullptr;
+      }
+      kernels.pack_rows(shape.hidden, rows, packed + shape.hr_offset() + p * shape.hidden * kPanel);
+    }
+  }
+}
+
+void pack_layer(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights, float* packed) {
+  std::fill(packed + shape.gates().columns(), packed + shape.ih_offset(), 0.0f);
+  pack_share(kernels, shape, weights, 1, 0, packed);
+}
+
+}  // namespace rnnpack

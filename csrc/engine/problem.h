@@ -1,0 +1,97 @@
+// What a call asks of the engine: sizes, rows, tensors as raw pointers. Made and checked by csrc/ops; owns nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/pack/pack.h"
+
+namespace rnnpack {
+
+// The sizes of one layer and direction, and where the parts of its packed weights lie.
+struct LayerShape {
+  CellKind cell;
+  int64_t input;
+  int64_t hidden;
+  int64_t projection;  // 0: none
+
+  int64_t output() const { return projection > 0 ? projection : hidden; }
+  GateLayout gates() const { return {hidden, traits(cell).slots}; }
+  PanelMap ih_panels() const { return gate_panels(gates(), traits(cell), traits(cell).ih_slot); }
+  PanelMap hh_panels() const { return gate_panels(gates(), traits(cell), traits(cell).hh_slot); }
+  PanelMap hr_panels() const { return plain_panels(projection); }
+
+  // Packed weights: bias | panels of weight_ih | of weight_hh | of weight_hr, in floats, each part on a cache line.
+  int64_t ih_offset() const { return pad_floats(gates().columns()); }
+  int64_t hh_offset() const { return ih_offset() + ih_panels().count * input * kPanel; }
+  int64_t hr_offset() const { return hh_offset() + hh_panels().count * output() * kPanel; }
+  int64_t packed_floats() const { return hr_offset() + (projection > 0 ? hr_panels().count * hidden * kPanel : 0); }
+};
+
+// The weights of one layer and direction: either `packed` (packed_floats() floats) or plain matrices with unit column stride.
+struct LayerWeights {
+  const float* packed;
+  const float* weight_ih;  // [gates * hidden, input]
+  const float* weight_hh;  // [gates * hidden, output]
+  const float* weight_hr;  // [projection, hidden]
+  int64_t ld_ih, ld_hh, ld_hr;
+  const float* bias_ih;  // [gates * hidden]; null: zero
+  const float* bias_hh;
+};
+
+// A tensor of rows: row (t, r) starts at data + time_index(t) * time_stride + row_index(r) * row_stride.
+struct SequenceView {
+  float* data;
+  int64_t time_stride;
+  int64_t row_stride;
+};
+
+// Which rows there are. Rows are in processing order, longest first, so that those still running at a step are a prefix.
+// Step s of a row is its time s, or its time length - 1 - s in the reverse direction.
+struct Rows {
+  int64_t steps;
+  int64_t count;
+  const int64_t* lengths;     // [count], not increasing; null: all have `steps`
+  const int64_t* active;      // [steps], rows with length > s; null: count
+  const int64_t* row_start;   // [steps], rows of all earlier steps; null: s * count
+  const int64_t* time_index;  // [steps]; null: t
+  const int64_t* row_index;   // [count]; null: r. Also the row of the states.
+
+  int64_t length(int64_t r) const { return lengths == nullptr ? steps : lengths[r]; }
+  int64_t active_at(int64_t s) const { return active == nullptr ? count : active[s]; }
+  int64_t start_of(int64_t s) const { return row_start == nullptr ? s * count : row_start[s]; }
+  int64_t total() const { return steps == 0 ? 0 : start_of(steps - 1) + active_at(steps - 1); }
+  int64_t row_of(int64_t r) const { return row_index == nullptr ? r : row_index[r]; }
+  int64_t time_of(int64_t s, int64_t r, bool reverse) const { return reverse ? length(r) - 1 - s : s; }
+
+  float* at(const SequenceView& view, int64_t t, int64_t r) const {
+    return view.data + (time_index == nullptr ? t : time_index[t]) * view.time_stride + row_of(r) * view.row_stride;
+  }
+};
+
+struct Problem {
+  CellKind cell;
+  int64_t input_size, hidden, projection;
+  int64_t layers;
+  int directions;
+  bool reverse;  // of a single direction: run it backwards in time
+  bool direct;   // multiply with the plain weights, pack nothing
+  Rows rows;
+  SequenceView input;
+  SequenceView output;                 // rows of directions * output floats
+  const LayerWeights* weights;         // [layers * directions]
+  const float* h_0;                    // [layers * directions, count, output]; null: zero
+  const float* c_0;                    // [layers * directions, count, hidden]; null: zero
+  float* h_n;                          // as h_0, all written; null: the output is enough (one step)
+  float* c_n;                          // null for cells without a cell state
+  float* reserve_gates;                // [total rows, columns], one layer and direction; null: inference
+  float* reserve_c;                    // [total rows, padded units]
+
+  LayerShape shape(int64_t layer) const {
+    const int64_t out = projection > 0 ? projection : hidden;
+    return {cell, layer == 0 ? input_size : directions * out, hidden, projection};
+  }
+  int64_t output_size() const { return projection > 0 ? projection : hidden; }
+  bool reversed(int d) const { return directions == 2 ? d == 1 : reverse; }
+};
+
+}  // namespace rnnpack

@@ -1,0 +1,26 @@
+// x86-64-v4: 32 registers of 16 floats, one per panel row.
+#define RNNPACK_ISA avx512
+#define RNNPACK_VEC_BYTES 64
+
+#include "base/cpu.h"
+#include "kernels/gemm/generic.h"
+
+namespace rnnpack::avx512 {
+
+inline constexpr Isa kIsa = Isa::kAvx512;
+
+// Sums per tile: enough to cover the latency of two multiply-add units (8), and at most 24 beside weights and inputs.
+constexpr void add_shapes(GemmKernels& gemm) {
+  add_tiles<1, 8>(gemm);
+  add_tiles<2, 6>(gemm);
+  add_tiles<3, 4>(gemm);
+  add_tiles<4, 4>(gemm);
+  add_tiles<5, 4>(gemm);
+  add_tiles<6, 4>(gemm);
+  add_tiles<7, 2>(gemm);
+  add_tiles<8, 2>(gemm);
+}
+
+}  // namespace rnnpack::avx512
+
+#include "kernels/isa/table.inc"

@@ -1,0 +1,23 @@
+// aarch64: 32 registers of 4 floats, four per panel row.
+#define RNNPACK_ISA neon
+#define RNNPACK_VEC_BYTES 16
+
+#include "base/cpu.h"
+#include "kernels/gemm/generic.h"
+
+namespace rnnpack::neon {
+
+inline constexpr Isa kIsa = Isa::kNeon;
+
+constexpr void add_shapes(GemmKernels& gemm) {
+  add_tiles<1, 4>(gemm);
+  add_tiles<2, 3>(gemm);
+  add_tiles<3, 2>(gemm);
+  add_tiles<4, 1>(gemm);
+  add_tiles<5, 1>(gemm);
+  add_tiles<6, 1>(gemm);
+}
+
+}  // namespace rnnpack::neon
+
+#include "kernels/isa/table.inc"

@@ -1,0 +1,100 @@
+// Where things lie: the gate buffer's columns, and the panels of packed weights. One description for every cell and ISA.
+//
+// Hidden units are taken in blocks of 16. A block holds its slots one after another (all units of slot 0, then slot 1, ...), so a block of LSTM
+// is [i16 f16 g16 o16]: whole vectors on every ISA, and the cell finds all of a unit's gates within four cache lines.
+// The last block holds its remaining units rounded up to 4, its columns rounded up to a whole panel.
+//
+//   columns of the gate buffer:  | block 0: slot 0 (16) slot 1 (16) ... | block 1 ... | last: slot 0 (u) slot 1 (u) ... pad |
+//
+// A panel is 16 neighbouring columns over all k: k rows of 16 floats. Panels whose slots have no gate in a matrix (GRU: one of four) are not stored.
+#pragma once
+
+#include <cstdint>
+
+#include "base/align.h"
+#include "kernels/cell/kind.h"
+
+namespace rnnpack {
+
+inline constexpr int64_t kPanel = 16;      // columns of a panel
+inline constexpr int64_t kBlockUnits = 16;  // hidden units of a full block
+
+// The columns of one step's gates for one row.
+struct GateLayout {
+  int64_t hidden;
+  int slots;
+
+  RNNPACK_SHARED_INLINE int64_t blocks() const { return ceil_div(hidden, kBlockUnits); }
+  // Units that block b stores (its last ones may be padding), and how many of them are real.
+  RNNPACK_SHARED_INLINE int64_t stored_units(int64_t b) const {
+    const int64_t left = round_up(hidden - b * kBlockUnits, 4);
+    return left < kBlockUnits ? left : kBlockUnits;
+  }
+  RNNPACK_SHARED_INLINE int64_t units(int64_t b) const {
+    const int64_t left = hidden - b * kBlockUnits;
+    return left < kBlockUnits ? left : kBlockUnits;
+  }
+  RNNPACK_SHARED_INLINE int64_t block_columns(int64_t b) const { return round_up(slots * stored_units(b), kPanel); }
+  RNNPACK_SHARED_INLINE int64_t column(int64_t b) const { return b * slots * kBlockUnits; }
+  RNNPACK_SHARED_INLINE int64_t columns() const { return column(blocks() - 1) + block_columns(blocks() - 1); }
+};
+
+// The stored panels of one matrix: which columns of the destination each covers. Index p counts stored panels only.
+struct PanelMap {
+  int64_t count;          // stored panels
+  int64_t full_panels;    // those of full blocks
+  int32_t per_block;      // stored panels of a full block
+  int32_t block_columns;  // destination columns of a full block
+  int32_t offset[kMaxSlots];       // column of a full block's i-th stored panel, within the block
+  int32_t tail_offset[kMaxSlots];  // the same for the last block when it is not full
+  int64_t tail_column;
+
+  constexpr int64_t column(int64_t p) const {
+    if (p >= full_panels) return tail_column + tail_offset[p - full_panels];
+    return (p / per_block) * block_columns + offset[p % per_block];
+  }
+  // First stored panel of block b (b may be one past the last block).
+  constexpr int64_t first_panel(int64_t b) const {
+    const int64_t p = b * per_block;
+    return p <= full_panels ? p : count;
+  }
+};
+
+// Panels of weight_ih (slot_of = ih_slot) or weight_hh (hh_slot).
+constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell, const int* slot_of) {
+  PanelMap map{};
+  map.block_columns = static_cast<int32_t>(layout.slots * kBlockUnits);
+  bool used[kMaxSlots] = {};
+  for (int g = 0; g < cell.gates; ++g) used[slot_of[g]] = true;
+  for (int s = 0; s < layout.slots; ++s) {
+    if (used[s]) map.offset[map.per_block++] = static_cast<int32_t>(s * kBlockUnits);
+  }
+  const int64_t last = layout.blocks() - 1;
+  const bool tail = layout.stored_units(last) < kBlockUnits;
+  const int64_t full_blocks = tail ? last : last + 1;
+  map.full_panels = full_blocks * map.per_block;
+  map.count = map.full_panels;
+  map.tail_column = layout.column(last);
+  if (tail) {
+    const int64_t units = layout.stored_units(last);
+    int stored = 0;
+    for (int64_t first = 0; first < layout.block_columns(last); first += kPanel) {
+      bool any = false;
+      for (int64_t c = first; c < first + kPanel; ++c) any = any || (c / units < layout.slots && used[c / units]);
+      if (any) map.tail_offset[stored++] = static_cast<int32_t>(first);
+    }
+    map.count += stored;
+  }
+  return map;
+}
+
+// Panels of a matrix with plain columns (the projection, and the transposed products of the backward pass).
+constexpr PanelMap plain_panels(int64_t columns) {
+  PanelMap map{};
+  map.count = map.full_panels = ceil_div(columns, kPanel);
+  map.per_block = 1;
+  map.block_columns = static_cast<int32_t>(kPanel);
+  return map;
+}
+
+}  // namespace rnnpack

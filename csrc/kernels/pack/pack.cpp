@@ -1,0 +1,39 @@
+#include "kernels/pack/pack.h"
+
+#include <algorithm>
+
+namespace rnnpack {
+
+void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slot_of, const PanelMap& map, int64_t p,
+                const float* w, int64_t ld_w, const float** rows) {
+  int gate_of[kMaxSlots] = {-1, -1, -1, -1};
+  for (int g = 0; g < cell.gates; ++g) gate_of[slot_of[g]] = g;
+  const int64_t column = map.column(p);
+  const int64_t block = std::min(column / (layout.slots * kBlockUnits), layout.blocks() - 1);
+  const int64_t first = column - layout.column(block);
+  const int64_t stored = layout.stored_units(block);
+  for (int64_t j = 0; j < kPanel; ++j) {
+    const int64_t slot = (first + j) / stored;
+    const int64_t unit = (first + j) % stored;
+    const bool real = slot < layout.slots && gate_of[slot] >= 0 && unit < layout.units(block);
+    rows[j] = real ? w + (gate_of[slot] * layout.hidden + block * kBlockUnits + unit) * ld_w : nullptr;
+  }
+}
+
+void pack_bias(const GateLayout& layout, const CellTraits& cell, const float* bias_ih, const float* bias_hh, float* bias) {
+  std::fill(bias, bias + layout.columns(), 0.0f);
+  for (int64_t b = 0; b < layout.blocks(); ++b) {
+    float* block = bias + layout.column(b);
+    for (int g = 0; g < cell.gates; ++g) {
+      const int64_t source = g * layout.hidden + b * kBlockUnits;
+      float* ih = block + cell.ih_slot[g] * layout.stored_units(b);
+      float* hh = block + cell.hh_slot[g] * layout.stored_units(b);
+      for (int64_t u = 0; u < layout.units(b); ++u) {
+        if (bias_ih != nullptr) ih[u] += bias_ih[source + u];
+        if (bias_hh != nullptr) hh[u] += bias_hh[source + u];
+      }
+    }
+  }
+}
+
+}  // namespace rnnpack

@@ -1,0 +1,23 @@
+// Weights into panels (layout.h).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/pack/layout.h"
+
+namespace rnnpack {
+
+// panel[kk*16 + j] = rows[j][kk] for 0 <= kk < k, or 0 where rows[j] is null.
+using PackRows = void (*)(int64_t k, const float* const* rows, float* panel);
+
+// panel[kk*16 + j] = w[kk*ld_w + j] for 0 <= kk < k and j < count, or 0 for count <= j < 16.
+using PackColumns = void (*)(int64_t k, const float* w, int64_t ld_w, int64_t count, float* panel);
+
+// The 16 rows of a gate matrix (weight_ih or weight_hh, gates * hidden rows) that make stored panel p; null for padding.
+void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slot_of, const PanelMap& map, int64_t p,
+                const float* w, int64_t ld_w, const float** rows);
+
+// The bias of each column: bias_ih and bias_hh (null: none) summed into their slots, 0 in padding. bias: layout.columns() floats.
+void pack_bias(const GateLayout& layout, const CellTraits& cell, const float* bias_ih, const float* bias_hh, float* bias);
+
+}  // namespace rnnpack

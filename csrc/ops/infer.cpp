@@ -1,0 +1,155 @@
+#include "ops/infer.h"
+
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "engine/team.h"
+#include "ops/packed.h"
+#include "ops/sequence.h"
+#include "ops/weights.h"
+
+namespace rnnpack::ops {
+
+namespace {
+
+// Up to so many rows (steps * batch) packing does not pay: benchmarks/README.md, "direct or packed".
+constexpr int64_t kDirectRows = 8;
+
+// One layer and direction's share of the op's weight list.
+WeightTensors unpack_list(const std::vector<Tensor>& weights, size_t first, size_t each) {
+  WeightTensors tensors{&weights[first], &weights[first + 1], nullptr, nullptr, nullptr};
+  if (each >= 4) {
+    tensors.bias_ih = &weights[first + 2];
+    tensors.bias_hh = &weights[first + 3];
+  }
+  if (each % 2 == 1) tensors.weight_hr = &weights[first + each - 1];
+  return tensors;
+}
+
+void check_state(const std::optional<Tensor>& state, const char* name, int64_t stacks, int64_t rows, int64_t width) {
+  if (!state) return;
+  check_tensor(*state, name, ScalarType::Float, 3);
+  check_sizes(*state, name, {stacks, rows, width});
+}
+
+void run(const Problem& problem) {
+  if (problem.rows.count == 0) return;
+  const Plan plan = make_plan(problem, team_limit(), l2_cache_bytes());
+  const Scratch scratch(forward_scratch_bytes(problem, plan));
+  run_forward(kernels(), problem, plan, scratch.data());
+}
+
+}  // namespace
+
+bool is_direct(int64_t rows) { return rows <= kDirectRows; }
+
+std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
+                                         const std::vector<Tensor>& weights, const std::optional<Tensor>& lengths,
+                                         const std::optional<Tensor>& batch_sizes, int64_t cell, int64_t layers,
+                                         int64_t hidden_size, int64_t proj_size, bool bidirectional, bool batch_first) {
+  const CellKind kind = cell_kind(cell);
+  const int directions = bidirectional ? 2 : 1;
+  check(layers > 0 && layers <= 4096, "num_layers must be from 1 to 4096, got ", layers);
+  const int64_t stacks = layers * directions;
+  const size_t each = weights.size() / static_cast<size_t>(stacks);
+  check(weights.size() == each * static_cast<size_t>(stacks) && each >= 1 && each <= 5, "expected 1 to 5 weights for each of ",
+        stacks, " layers and directions, got ", weights.size(), " tensors");
+
+  Dense dense;
+  const Sequence sequence(input, batch_first, lengths, batch_sizes);
+  Problem problem{};
+  problem.cell = kind;
+  problem.hidden = hidden_size;
+  problem.projection = proj_size;
+  problem.layers = layers;
+  problem.directions = directions;
+  std::vector<LayerWeights> layer_weights;
+  for (int64_t i = 0; i < stacks; ++i) {
+    const size_t first = static_cast<size_t>(i) * each;
+    LayerShape shape{};
+    if (each == 1) {
+      shape = packed_shape(weights[first]);
+      check(shape.cell == kind, "packed weights of layer ", i / directions, " are of another cell");
+      layer_weights.push_back({packed_panels(weights[first]), nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
+    } else {
+      const WeightTensors tensors = unpack_list(weights, first, each);
+      shape = check_weights(kind, tensors);
+      layer_weights.push_back(plain_weights(tensors, dense));
+    }
+    if (i == 0) problem.input_size = shape.input;
+    const LayerShape expected = problem.shape(i / directions);
+    check(shape.input == expected.input && shape.hidden == expected.hidden && shape.projection == expected.projection,
+          "weights of layer ", i / directions, " must take ", expected.input, " features to hidden_size ", expected.hidden,
+          " and proj_size ", expected.projection, ", got ", shape.input, ", ", shape.hidden, " and ", shape.projection);
+  }
+  const Tensor& dense_input = dense.rows(input);
+  const int64_t features = input.size(input.dim() - 1);
+  check(features == problem.input_size, "input must have ", problem.input_size, " features, got ", features);
+
+  const int64_t rows = sequence.rows().count;
+  const bool has_cell_state = traits(kind).has_cell_state;
+  check_state(h_0, "h_0", stacks, rows, problem.output_size());
+  check_state(c_0, "c_0", stacks, rows, problem.hidden);
+  check(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
+
+  Tensor output = sequence.empty_like_input(directions * problem.output_size());
+  Tensor h_n = empty({stacks, rows, problem.output_size()});
+  Tensor c_n = has_cell_state ? empty({stacks, rows, problem.hidden}) : empty({0});
+
+  problem.rows = sequence.rows();
+  problem.direct = each > 1 && is_direct(problem.rows.total());
+  problem.input = sequence.view(dense_input);
+  problem.output = sequence.view(output);
+  problem.weights = layer_weights.data();
+  problem.h_0 = h_0 ? floats(dense.whole(*h_0)) : nullptr;
+  problem.c_0 = c_0 ? floats(dense.whole(*c_0)) : nullptr;
+  problem.h_n = floats(h_n);
+  problem.c_n = has_cell_state ? floats(c_n) : nullptr;
+  run(problem);
+  sequence.zero_padding(output);
+  return {output, h_n, c_n};
+}
+
+std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
+                                const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
+                                const std::optional<Tensor>& bias_hh, int64_t cell) {
+  const CellKind kind = cell_kind(cell);
+  const bool has_cell_state = traits(kind).has_cell_state;
+  const auto pointer = [](const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; };
+  const WeightTensors tensors{&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh), nullptr};
+  const LayerShape shape = check_weights(kind, tensors);
+  check_tensor(input, "input", ScalarType::Float, 2);
+  check_sizes(input, "input", {input.size(0), shape.input});
+  check(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
+  const int64_t rows = input.size(0);
+  for (const auto& [state, name] : {std::pair{pointer(h_0), "h_0"}, std::pair{pointer(c_0), "c_0"}}) {
+    if (state == nullptr) continue;
+    check_tensor(*state, name, ScalarType::Float, 2);
+    check_sizes(*state, name, {rows, shape.hidden});
+  }
+
+  Dense dense;
+  const LayerWeights weights = plain_weights(tensors, dense);
+  const Tensor& dense_input = dense.rows(input);
+  Tensor h = empty({rows, shape.hidden});
+  Tensor c = has_cell_state ? empty({rows, shape.hidden}) : empty({0});
+  Problem problem{};
+  problem.cell = kind;
+  problem.input_size = shape.input;
+  problem.hidden = shape.hidden;
+  problem.layers = 1;
+  problem.directions = 1;
+  problem.rows.steps = 1;
+  problem.rows.count = rows;
+  problem.direct = is_direct(rows);
+  problem.input = {floats(dense_input), 0, dense_input.stride(0)};
+  problem.output = {floats(h), 0, shape.hidden};
+  problem.weights = &weights;
+  problem.h_0 = h_0 ? floats(dense.whole(*h_0)) : nullptr;
+  problem.c_0 = c_0 ? floats(dense.whole(*c_0)) : nullptr;
+  problem.c_n = has_cell_state ? floats(c) : nullptr;
+  run(problem);
+  return {h, c};
+}
+
+}  // namespace rnnpack::ops

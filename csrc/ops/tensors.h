@@ -1,0 +1,73 @@
+// Tensors at the door: checks with messages for people, plain pointers for the engine, memory for results and scratch.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace rnnpack::ops {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Raises RuntimeError in Python with the parts joined. The message says what was expected, what came and, where it helps, what to do.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::runtime_error("rnnpack: " + message.str());
+}
+
+template <class... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (!condition) fail(parts...);
+}
+
+std::string shape_text(const Tensor& tensor);
+
+// A new uninitialised CPU tensor. With RNNPACK_FILL_NAN in the environment floats start as NaN, so that tests see what was not written.
+Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype = ScalarType::Float);
+
+// Fails unless `tensor` is a CPU tensor of this type and number of dimensions.
+void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim);
+void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes);
+
+// Holds copies of tensors whose last dimension is not dense, for the length of a call.
+class Dense {
+ public:
+  // The tensor itself, or a contiguous copy that lives as long as this object. The innermost stride of the result is 1.
+  const Tensor& rows(const Tensor& tensor);
+  const Tensor& whole(const Tensor& tensor);
+
+ private:
+  const Tensor& keep_copy(const Tensor& tensor);
+  std::vector<std::unique_ptr<Tensor>> copies_;
+};
+
+// Scratch of one call, cache-line aligned.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes);
+  void* data() const { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory_;
+};
+
+inline float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); }
+inline const float* floats_or_null(const std::optional<Tensor>& tensor) { return tensor ? floats(*tensor) : nullptr; }
+
+}  // namespace rnnpack::ops

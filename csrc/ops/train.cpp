@@ -1,0 +1,164 @@
+#include "ops/train.h"
+
+#include <algorithm>
+
+#include "engine/engine.h"
+#include "engine/team.h"
+#include "ops/sequence.h"
+#include "ops/weights.h"
+
+namespace rnnpack::ops {
+
+namespace {
+
+// The arguments that both passes take, checked, as a problem of one layer and direction.
+struct Layer {
+  Dense dense;
+  Sequence sequence;
+  LayerShape shape;
+  LayerWeights weights;
+  Problem problem{};
+
+  Layer(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const WeightTensors& tensors,
+        const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes, int64_t cell, bool reverse)
+      : sequence(input, false, lengths, batch_sizes), shape(check_weights(cell_kind(cell), tensors)) {
+    weights = plain_weights(tensors, dense);
+    const int64_t features = input.size(input.dim() - 1);
+    check(features == shape.input, "input must have ", shape.input, " features, got ", features);
+    check(has_cell_state() || !c_0, "only an LSTM has a cell state (c_0)");
+    problem.cell = shape.cell;
+    problem.input_size = shape.input;
+    problem.hidden = shape.hidden;
+    problem.projection = shape.projection;
+    problem.layers = 1;
+    problem.directions = 1;
+    problem.reverse = reverse;
+    problem.rows = sequence.rows();
+    problem.input = sequence.view(dense.rows(input));
+    problem.weights = &weights;
+    problem.h_0 = state(h_0, "h_0", shape.output());
+    problem.c_0 = state(c_0, "c_0", shape.hidden);
+  }
+
+  bool has_cell_state() const { return traits(shape.cell).has_cell_state; }
+  int64_t rows() const { return problem.rows.count; }
+  // Rows of the reserve: all places of the input, so that its size follows from shapes alone.
+  int64_t reserve_rows() const { return sequence.packed() ? problem.rows.total() : problem.rows.steps * problem.rows.count; }
+  int64_t gate_floats(bool recompute) const { return recompute ? 0 : reserve_rows() * shape.gates().columns(); }
+  int64_t cell_floats() const { return has_cell_state() ? reserve_rows() * shape.gates().blocks() * kBlockUnits : 0; }
+
+  void set_reserve(const Tensor& reserve, bool recompute) {
+    problem.reserve_gates = recompute ? nullptr : floats(reserve);
+    problem.reserve_c = has_cell_state() ? floats(reserve) + gate_floats(recompute) : nullptr;
+  }
+
+  // A tensor like the input with `width` columns, checked; rows dense.
+  SequenceView like_input(const Tensor& tensor, const char* name, const Tensor& input, int64_t width) {
+    check_tensor(tensor, name, ScalarType::Float, input.dim());
+    if (input.dim() == 3) {
+      check_sizes(tensor, name, {input.size(0), input.size(1), width});
+    } else {
+      check_sizes(tensor, name, {input.size(0), width});
+    }
+    return sequence.view(dense.rows(tensor));
+  }
+
+  const float* state(const std::optional<Tensor>& tensor, const char* name, int64_t width) {
+    if (!tensor) return nullptr;
+    check_tensor(*tensor, name, ScalarType::Float, 2);
+    check_sizes(*tensor, name, {rows(), width});
+    return floats(dense.whole(*tensor));
+  }
+};
+
+WeightTensors weight_tensors(const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
+                             const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr) {
+  const auto pointer = [](const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; };
+  return {&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh), pointer(weight_hr)};
+}
+
+// The gradient of a final state, where the backward pass starts; it turns into the initial state's.
+Tensor start_gradient(const float* values, int64_t rows, int64_t width) {
+  Tensor gradient = empty({rows, width});
+  if (values != nullptr) {
+    std::copy_n(values, rows * width, floats(gradient));
+  } else {
+    std::fill_n(floats(gradient), rows * width, 0.0f);
+  }
+  return gradient;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
+                                                 const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
+                                                 const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr,
+                                                 const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
+                                                 int64_t cell, bool reverse, bool recompute) {
+  Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr), lengths, batch_sizes, cell, reverse);
+  Problem& problem = layer.problem;
+  Tensor output = layer.sequence.empty_like_input(layer.shape.output());
+  Tensor h_n = empty({layer.rows(), layer.shape.output()});
+  Tensor c_n = layer.has_cell_state() ? empty({layer.rows(), layer.shape.hidden}) : empty({0});
+  Tensor reserve = empty({layer.gate_floats(recompute) + layer.cell_floats()});
+
+  problem.output = layer.sequence.view(output);
+  problem.h_n = floats(h_n);
+  problem.c_n = layer.has_cell_state() ? floats(c_n) : nullptr;
+  layer.set_reserve(reserve, recompute);
+  if (layer.rows() > 0) {
+    const Plan plan = make_plan(problem, team_limit(), l2_cache_bytes());
+    const Scratch scratch(forward_scratch_bytes(problem, plan));
+    run_forward(kernels(), problem, plan, scratch.data());
+  }
+  layer.sequence.zero_padding(output);
+  return {output, h_n, c_n, reserve};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n, const std::optional<Tensor>& grad_c_n,
+    const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const Tensor& weight_ih,
+    const Tensor& weight_hh, const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
+    const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
+    const Tensor& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch) {
+  Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr), lengths, batch_sizes, cell, reverse);
+  const LayerShape& shape = layer.shape;
+  check(batch == layer.rows(), "batch must be ", layer.rows(), ", got ", batch);
+  check_tensor(reserve, "reserve", ScalarType::Float, 1);
+  check_sizes(reserve, "reserve", {layer.gate_floats(recompute) + layer.cell_floats()});
+  check(reserve.is_contiguous(), "reserve must be the dense tensor that `train` returned");
+  layer.set_reserve(reserve, recompute);
+  layer.problem.output = layer.like_input(output, "output", input, shape.output());
+
+  Tensor dgates = layer.sequence.empty_like_input(traits(shape.cell).slots * shape.hidden);
+  Tensor grad_h_0 = start_gradient(layer.state(grad_h_n, "grad_h_n", shape.output()), layer.rows(), shape.output());
+  const float* dc_n = layer.state(grad_c_n, "grad_c_n", shape.hidden);
+  Tensor grad_c_0 = layer.has_cell_state() ? start_gradient(dc_n, layer.rows(), shape.hidden) : empty({0});
+  const bool projected = shape.projection > 0;
+  Tensor dh_total = projected ? layer.sequence.empty_like_input(shape.projection) : empty({0});
+  Tensor hidden = projected ? layer.sequence.empty_like_input(shape.hidden) : empty({0});
+
+  BackwardProblem backward{};
+  backward.forward = layer.problem;
+  if (grad_output) backward.grad_output = layer.like_input(*grad_output, "grad_output", input, shape.output());
+  backward.dgates = layer.sequence.view(dgates);
+  if (projected) {
+    backward.dh_total = layer.sequence.view(dh_total);
+    backward.hidden = layer.sequence.view(hidden);
+  }
+  backward.grad_h_0 = floats(grad_h_0);
+  backward.grad_c_0 = floats(grad_c_0);
+  if (layer.rows() > 0) {
+    const Plan plan = make_plan(layer.problem, team_limit(), l2_cache_bytes());
+    const Scratch scratch(backward_scratch_bytes(backward, plan));
+    run_backward(kernels(), backward, plan, scratch.data());
+  }
+  layer.sequence.zero_padding(dgates);
+  if (projected) {
+    layer.sequence.zero_padding(dh_total);
+    layer.sequence.zero_padding(hidden);
+  }
+  return {dgates, grad_h_0, grad_c_0, dh_total, hidden};
+}
+
+}  // namespace rnnpack::ops

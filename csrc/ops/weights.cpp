@@ -1,0 +1,49 @@
+#include "ops/weights.h"
+
+namespace rnnpack::ops {
+
+CellKind cell_kind(int64_t cell) {
+  check(cell >= 0 && cell < kCellKinds, "cell must be from 0 to ", kCellKinds - 1, " (lstm, gru, rnn_tanh, rnn_relu), got ", cell);
+  return static_cast<CellKind>(cell);
+}
+
+LayerShape check_weights(CellKind cell, const WeightTensors& t) {
+  check_tensor(*t.weight_ih, "weight_ih", ScalarType::Float, 2);
+  check_tensor(*t.weight_hh, "weight_hh", ScalarType::Float, 2);
+  const int64_t gates = traits(cell).gates;
+  const int64_t rows = t.weight_hh->size(0);
+  const int64_t hidden = rows / gates;
+  check(rows > 0 && rows % gates == 0, "weight_hh must have ", gates, " * hidden_size rows, got shape ", shape_text(*t.weight_hh));
+  const LayerShape shape{cell, t.weight_ih->size(1), hidden, t.weight_hr == nullptr ? 0 : t.weight_hh->size(1)};
+  if (t.weight_hr != nullptr) {
+    check(cell == CellKind::kLstm, "only an LSTM can have a projection (weight_hr)");
+    check(shape.projection > 0, "weight_hh must have proj_size > 0 columns, got shape ", shape_text(*t.weight_hh));
+    check_tensor(*t.weight_hr, "weight_hr", ScalarType::Float, 2);
+    check_sizes(*t.weight_hr, "weight_hr", {shape.projection, hidden});
+  }
+  check_sizes(*t.weight_ih, "weight_ih", {rows, shape.input});
+  check_sizes(*t.weight_hh, "weight_hh", {rows, shape.output()});
+  for (const auto& [bias, name] : {std::pair{t.bias_ih, "bias_ih"}, std::pair{t.bias_hh, "bias_hh"}}) {
+    if (bias == nullptr) continue;
+    check_tensor(*bias, name, ScalarType::Float, 1);
+    check_sizes(*bias, name, {rows});
+  }
+  return shape;
+}
+
+LayerWeights plain_weights(const WeightTensors& t, Dense& dense) {
+  LayerWeights weights{};
+  const auto matrix = [&dense](const Tensor& tensor, const float*& data, int64_t& ld) {
+    const Tensor& rows = dense.rows(tensor);
+    data = floats(rows);
+    ld = rows.stride(0);
+  };
+  matrix(*t.weight_ih, weights.weight_ih, weights.ld_ih);
+  matrix(*t.weight_hh, weights.weight_hh, weights.ld_hh);
+  if (t.weight_hr != nullptr) matrix(*t.weight_hr, weights.weight_hr, weights.ld_hr);
+  if (t.bias_ih != nullptr) weights.bias_ih = floats(dense.rows(*t.bias_ih));
+  if (t.bias_hh != nullptr) weights.bias_hh = floats(dense.rows(*t.bias_hh));
+  return weights;
+}
+
+}  // namespace rnnpack::ops

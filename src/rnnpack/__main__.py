@@ -1,0 +1,7 @@
+"""`python -m rnnpack`."""
+
+import sys
+
+from rnnpack.cli import main
+
+sys.exit(main())

@@ -1,0 +1,161 @@
+"""`LSTMCell`, `GRUCell` and `RNNCell`: one step at a time, run by the native engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.rnn import RNNCellBase
+
+from rnnpack import functional
+from rnnpack.functional import Path
+
+_UNBATCHED, _BATCHED = 1, 2  # dimensions of the input
+
+
+class Cell(RNNCellBase):
+    """What the three cells share. Use `LSTMCell`, `GRUCell` or `RNNCell`."""
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """Take one step.
+
+        Args:
+            input: [N, H_in], or [H_in] unbatched.
+            hx: the state h [N, hidden_size] (LSTM: a tuple (h, c)), without N if unbatched; None: zero.
+        Returns:
+            The next state, in the form of `hx`.
+        Raises:
+            ValueError: rank. RuntimeError: sizes. TypeError: kind of an argument.
+        """
+        batched, h_0, c_0 = self._arguments(input, hx)
+        h, c = functional.run_cell(self._cell(), batched, h_0, c_0, self._weights())
+        if input.dim() == _UNBATCHED:
+            h = h.squeeze(0)
+            c = None if c is None else c.squeeze(0)
+        return h if c is None else (h, c)
+
+    def explain(self, input: Tensor, hx: Any = None) -> Path:
+        """The path that `forward` takes for these arguments, and why."""
+        batched, h_0, c_0 = self._arguments(input, hx)
+        return functional.explain_cell(self._cell(), batched, h_0, c_0, self._weights())
+
+    def _cell(self) -> str:
+        raise NotImplementedError
+
+    def _weights(self) -> list[Tensor]:
+        weights = [self.weight_ih, self.weight_hh]
+        if self.bias:
+            weights += [self.bias_ih, self.bias_hh]
+        return weights
+
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _arguments(
+        self, input: Tensor, hx: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                f"{self._name()}: expected input to be a Tensor, got {type(input).__name__}"
+            )
+        if input.dim() not in (_UNBATCHED, _BATCHED):
+            raise ValueError(
+                f"{self._name()}: Expected input to be 1D or 2D, got {input.dim()}D instead"
+            )
+        h_0, c_0 = self._split_state(hx)
+        if input.dim() == _UNBATCHED:
+            input = input.unsqueeze(0)
+            h_0 = None if h_0 is None else h_0.unsqueeze(0)
+            c_0 = None if c_0 is None else c_0.unsqueeze(0)
+        if input.size(1) != self.input_size:
+            raise RuntimeError(
+                f"input has inconsistent input_size: got {input.size(1)} expected {self.input_size}"
+            )
+        for index, state in enumerate((h_0, c_0)):
+            if state is not None:
+                self._check_state(input, state, index)
+        return input, h_0, c_0
+
+    def _check_state(self, input: Tensor, state: Tensor, index: int) -> None:
+        if state.dim() != _BATCHED or state.size(0) != input.size(0):
+            raise RuntimeError(
+                f"Input batch size {input.size(0)} doesn't match hidden{index} batch size {state.size(0)}"
+            )
+        if state.size(1) != self.hidden_size:
+            raise RuntimeError(
+                f"hidden{index} has inconsistent hidden_size: got {state.size(1)}, expected {self.hidden_size}"
+            )
+
+    def _split_state(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
+        if hx is None:
+            return None, None
+        if not isinstance(hx, Tensor):
+            raise TypeError(
+                f"{self._name()}: expected hx to be one Tensor h, got {type(hx).__name__}"
+            )
+        if hx.dim() not in (_UNBATCHED, _BATCHED):
+            raise ValueError(
+                f"{self._name()}: Expected hidden to be 1D or 2D, got {hx.dim()}D instead"
+            )
+        return hx, None
+
+
+class LSTMCell(Cell):
+    """One step of an LSTM; takes the place of `torch.nn.LSTMCell`. Equations: `rnnpack.LSTM`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, num_chunks=4, device=device, dtype=dtype)
+
+    def _cell(self) -> str:
+        return "lstm"
+
+    def _split_state(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
+        if hx is None:
+            return None, None
+        if not isinstance(hx, tuple | list) or len(hx) != 2:
+            came = type(hx).__name__ if not isinstance(hx, tuple | list) else f"{len(hx)} values"
+            raise TypeError(f"LSTMCell: expected hx to be a tuple (h, c), got {came}")
+        for index, state in enumerate(hx):
+            if state.dim() not in (_UNBATCHED, _BATCHED):
+                raise ValueError(
+                    f"LSTMCell: Expected hx[{index}] to be 1D or 2D, got {state.dim()}D instead"
+                )
+        return hx[0], hx[1]
+
+
+class GRUCell(Cell):
+    """One step of a GRU; takes the place of `torch.nn.GRUCell`. Equations: `rnnpack.GRU`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, num_chunks=3, device=device, dtype=dtype)
+
+    def _cell(self) -> str:
+        return "gru"
+
+
+class RNNCell(Cell):
+    """One step of an Elman network; takes the place of `torch.nn.RNNCell`. Equations: `rnnpack.RNN`."""
+
+    nonlinearity: str
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: str = "tanh",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, num_chunks=1, device=device, dtype=dtype)
+        self.nonlinearity = nonlinearity
+
+    def _cell(self) -> str:
+        if self.nonlinearity not in ("tanh", "relu"):
+            raise RuntimeError(f"Unknown nonlinearity: {self.nonlinearity}")
+        return f"rnn_{self.nonlinearity}"

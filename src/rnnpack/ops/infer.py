@@ -1,0 +1,73 @@
+"""Fake kernels of the ops without gradients: `infer`, `cell`, `pack`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rnnpack.ops.layout import CELLS, packed_bytes
+
+
+def _infer(
+    input: Tensor,
+    h_0: Tensor | None,
+    c_0: Tensor | None,
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    batch_sizes: Tensor | None,
+    cell: int,
+    num_layers: int,
+    hidden_size: int,
+    proj_size: int,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    directions = 2 if bidirectional else 1
+    out = proj_size or hidden_size
+    batch: int | torch.SymInt
+    if batch_sizes is None:
+        batch = input.size(0 if batch_first else 1)
+    elif h_0 is not None:
+        batch = h_0.size(1)
+    else:
+        batch = torch.library.get_ctx().new_dynamic_size()  # batch_sizes[0], known when it runs
+    stacks = num_layers * directions
+    output = input.new_empty((*input.shape[:-1], directions * out))
+    h_n = input.new_empty((stacks, batch, out))
+    c_n = input.new_empty((stacks, batch, hidden_size) if CELLS[cell].has_cell_state else (0,))
+    return output, h_n, c_n
+
+
+def _cell(
+    input: Tensor,
+    h_0: Tensor | None,
+    c_0: Tensor | None,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    cell: int,
+) -> tuple[Tensor, Tensor]:
+    h = input.new_empty((input.size(0), weight_hh.size(1)))
+    return h, torch.empty_like(h) if CELLS[cell].has_cell_state else input.new_empty((0,))
+
+
+def _pack(
+    cell: int,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    weight_hr: Tensor | None,
+) -> Tensor:
+    hidden = weight_hh.size(0) // CELLS[cell].gates
+    proj_size = 0 if weight_hr is None else weight_hr.size(0)
+    size = packed_bytes(cell, weight_ih.size(1), hidden, proj_size)
+    return weight_ih.new_empty((size,), dtype=torch.uint8)
+
+
+def register() -> None:
+    """Register the fake kernels; the library must be loaded."""
+    torch.library.register_fake("rnnpack::infer", _infer)
+    torch.library.register_fake("rnnpack::cell", _cell)
+    torch.library.register_fake("rnnpack::pack", _pack)

@@ -1,0 +1,74 @@
+"""Loads the native library once and says what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+import rnnpack
+
+_NAME = "rnnpack_native"
+
+
+@dataclass(frozen=True)
+class LibraryStatus:
+    """Whether the native library runs here, and which instruction set it chose."""
+
+    loaded: bool
+    path: str | None = None
+    reason: str | None = None  # why not, if not
+    isa: str = "none"
+    features: list[str] = field(default_factory=list)  # of this processor, among those that matter
+
+
+def _candidates() -> list[Path]:
+    suffix = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+    return [Path(place) / "lib" / f"{_NAME}{suffix}" for place in rnnpack.__path__]
+
+
+@functools.cache
+def library_status() -> LibraryStatus:
+    """Load the library at the first call; later calls return the same answer."""
+    found = [path for path in _candidates() if path.exists()]
+    if not found:
+        return LibraryStatus(
+            False,
+            reason="the native library was not built: install a C++20 compiler, then "
+            "`pip install --no-build-isolation rnnpack`; layers run on torch's kernels until then",
+        )
+    path = str(found[0])
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        return LibraryStatus(
+            False,
+            path=path,
+            reason=f"built for another torch or platform than torch {torch.__version__}: {error}; "
+            "reinstall rnnpack with this torch; layers run on torch's kernels until then",
+        )
+    native = ctypes.CDLL(path)
+    native.rnnpack_isa.restype = ctypes.c_char_p
+    native.rnnpack_cpu_feature_name.restype = ctypes.c_char_p
+    features = []
+    index = 0
+    while name := native.rnnpack_cpu_feature_name(index):
+        if native.rnnpack_cpu_feature(index):
+            features.append(name.decode())
+        index += 1
+    return LibraryStatus(True, path, isa=native.rnnpack_isa().decode(), features=features)
+
+
+@functools.cache
+def _native() -> ctypes.CDLL:
+    return ctypes.CDLL(library_status().path or "")
+
+
+def is_direct(rows: int) -> bool:
+    """Whether a call of so many rows (steps times batch) multiplies with the plain weights."""
+    _native().rnnpack_is_direct.argtypes = [ctypes.c_int64]
+    return bool(_native().rnnpack_is_direct(rows))

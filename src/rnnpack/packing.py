@@ -1,0 +1,1 @@
+def pack(model): raise NotImplementedError
