@@ -1,10 +1,14 @@
-"""The values of inference and of the training forward: how exact, how reproducible, in which dtype."""
+"""Values of inference and of the training forward: how exact, how reproducible, which dtype."""
 
 import math
 import threading
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rnnpack
 from helpers import (
     GRU,
     HIDDEN,
@@ -25,10 +29,6 @@ from helpers import (
     run_all,
     stack,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-import rnnpack
 
 SATURATING = (LSTM, GRU, RNN_TANH)
 
@@ -46,7 +46,7 @@ def test_values_are_as_accurate_as_torch(kind, hidden):
 
 @st.composite
 def drawn_cases(draw):
-    """Draw a case near the sizes where a kernel changes: multiples of a tile, one less, one more."""
+    """Draw a case, often with sizes where a kernel changes: a tile's, one less, one more."""
     kind = draw(st.sampled_from(KINDS))
     hidden = draw(st.sampled_from(HIDDEN) | st.integers(1, 70))
     projection = st.integers(0, hidden - 1) if kind is LSTM else st.just(0)
@@ -69,8 +69,8 @@ def test_values_are_as_accurate_as_torch_for_any_sizes(case):
     run_all(case).check()
 
 
-# Above and below the direct kernel's range, more and fewer rows than a tile, layers and directions that may
-# run side by side.
+# Above and below the direct kernel's range, more and fewer rows than a tile, layers and directions
+# that may run side by side.
 BIT_CASES = (
     Case(LSTM, 1, 1, 17, 64),
     Case(LSTM, 50, 33, 40, 150, num_layers=2, bidirectional=True),
@@ -172,7 +172,7 @@ def test_nan_and_infinity_stay_in_their_row(kind, training):
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_gru_multiplies_the_reset_gate_after_the_hidden_bias(training):
-    # With large biases a layer that adds both biases up front, or resets before the product, is far off.
+    # With large biases, adding both up front or resetting before the product is far off.
     case = Case(GRU, 6, 2, 3, 5)
     results = []
     for _ in range(16):
@@ -210,9 +210,7 @@ def test_any_chunking_with_carried_states_equals_one_pass(kind):
             for chunk in input.split(sizes):
                 output, hx = ours(chunk, hx)
                 outputs.append(output)
-            assert_as_accurate(
-                {"output": torch.cat(outputs)}, {"output": whole}, {"output": truth}
-            )
+            assert_as_accurate({"output": torch.cat(outputs)}, {"output": whole}, {"output": truth})
         # Nothing stayed behind in the module.
         assert_same_bits(ours(input)[0], whole)
 

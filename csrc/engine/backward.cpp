@@ -144,9 +144,11 @@ class Member {
   }
 
   void pack_columns(const float* w, int64_t ld, int64_t k, int64_t columns, float* panels) const {
-    const Range own = share(ceil_div(columns, kPanel), plan_.threads, index_);
+    const PanelMap map = plain_panels(columns);
+    const Range own = share(map.count, plan_.threads, index_);
     for (int64_t q = own.first; q < own.last; ++q) {
-      pass_.kernels.pack_columns(k, w + q * kPanel, ld, std::min(kPanel, columns - q * kPanel), panels + q * k * kPanel);
+      pass_.kernels.pack_columns(k, w + q * kPanel, ld, std::min(kPanel, columns - q * kPanel), panels + map.offset_of(q, k),
+                                 map.row_stride(q));
     }
   }
 

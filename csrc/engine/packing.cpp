@@ -11,7 +11,7 @@ void pack_gates(const KernelTable& kernels, const LayerShape& shape, const int* 
   const float* rows[kPanel];
   for (int64_t p = panels.first; p < panels.last; ++p) {
     panel_rows(shape.gates(), traits(shape.cell), slot_of, map, p, weight, ld, rows);
-    kernels.pack_rows(k, rows, out + p * k * kPanel);
+    kernels.pack_rows(k, rows, out + map.offset_of(p, k), map.row_stride(p));
   }
 }
 
@@ -28,14 +28,15 @@ void pack_share(const KernelTable& kernels, const LayerShape& shape, const Layer
   pack_gates(kernels, shape, cell.hh_slot, hh, {hh.first_panel(blocks.first), hh.first_panel(blocks.last)}, weights.weight_hh,
              weights.ld_hh, shape.output(), packed + shape.hh_offset());
   if (shape.projection > 0) {
-    const Range panels = share(shape.hr_panels().count, parts, index);
+    const PanelMap hr = shape.hr_panels();
+    const Range panels = share(hr.count, parts, index);
     for (int64_t p = panels.first; p < panels.last; ++p) {
       const float* rows[kPanel];
       for (int64_t j = 0; j < kPanel; ++j) {
         const int64_t column = p * kPanel + j;
         rows[j] = column < shape.projection ? weights.weight_hr + column * weights.ld_hr : nullptr;
       }
-      kernels.pack_rows(shape.hidden, rows, packed + shape.hr_offset() + p * shape.hidden * kPanel);
+      kernels.pack_rows(shape.hidden, rows, packed + shape.hr_offset() + hr.offset_of(p, shape.hidden), hr.row_stride(p));
     }
   }
 }

@@ -22,9 +22,9 @@ struct LayerShape {
 
   // Packed weights: bias | panels of weight_ih | of weight_hh | of weight_hr, in floats, each part on a cache line.
   int64_t ih_offset() const { return pad_floats(gates().columns()); }
-  int64_t hh_offset() const { return ih_offset() + ih_panels().count * input * kPanel; }
-  int64_t hr_offset() const { return hh_offset() + hh_panels().count * output() * kPanel; }
-  int64_t packed_floats() const { return hr_offset() + (projection > 0 ? hr_panels().count * hidden * kPanel : 0); }
+  int64_t hh_offset() const { return ih_offset() + ih_panels().floats(input); }
+  int64_t hr_offset() const { return hh_offset() + hh_panels().floats(output()); }
+  int64_t packed_floats() const { return hr_offset() + (projection > 0 ? hr_panels().floats(hidden) : 0); }
 };
 
 // The weights of one layer and direction: either `packed` (packed_floats() floats) or plain matrices with unit column stride.

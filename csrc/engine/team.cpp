@@ -8,6 +8,7 @@
 #endif
 
 #if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
 #include <sched.h>
 #endif
 
@@ -35,7 +36,18 @@ void run_team(int threads, TeamBody body, void* context) {
   body(context, omp_get_thread_num(), omp_get_num_threads());
 }
 
-int team_limit() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
+namespace {
+// A forked child has libgomp's records of a team, but not its threads: starting one would wait for them for ever.
+bool forked = false;
+}  // namespace
+
+int team_limit() {
+#if defined(__unix__) || defined(__APPLE__)
+  static const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  (void)watching;
+#endif
+  return forked || omp_in_parallel() ? 1 : omp_get_max_threads();
+}
 
 #endif
 

@@ -17,7 +17,7 @@ namespace rnnpack {
 using TeamBody = void (*)(void* context, int member, int size);
 void run_team(int threads, TeamBody body, void* context);
 
-// How many threads a call may use: torch's own setting, and 1 inside another team.
+// How many threads a call may use: OpenMP's setting for the calling thread; 1 inside another team and in a forked process.
 int team_limit();
 
 // Waits until all `size` members have arrived. Spins first, as a step lasts about a microsecond, then yields: with more

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "engine/engine.h"
-#include "engine/team.h"
 #include "ops/packed.h"
 #include "ops/sequence.h"
 #include "ops/weights.h"
@@ -34,7 +33,7 @@ void check_state(const std::optional<Tensor>& state, const char* name, int64_t s
 
 void run(const Problem& problem) {
   if (problem.rows.count == 0) return;
-  const Plan plan = make_plan(problem, team_limit(), l2_cache_bytes());
+  const Plan plan = make_plan(problem, thread_limit(), l2_cache_bytes());
   const Scratch scratch(forward_scratch_bytes(problem, plan));
   run_forward(kernels(), problem, plan, scratch.data());
 }
@@ -49,10 +48,10 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
                                          int64_t hidden_size, int64_t proj_size, bool bidirectional, bool batch_first) {
   const CellKind kind = cell_kind(cell);
   const int directions = bidirectional ? 2 : 1;
-  check(layers > 0 && layers <= 4096, "num_layers must be from 1 to 4096, got ", layers);
+  RNNPACK_CHECK(layers > 0 && layers <= 4096, "num_layers must be from 1 to 4096, got ", layers);
   const int64_t stacks = layers * directions;
   const size_t each = weights.size() / static_cast<size_t>(stacks);
-  check(weights.size() == each * static_cast<size_t>(stacks) && each >= 1 && each <= 5, "expected 1 to 5 weights for each of ",
+  RNNPACK_CHECK(weights.size() == each * static_cast<size_t>(stacks) && each >= 1 && each <= 5, "expected 1 to 5 weights for each of ",
         stacks, " layers and directions, got ", weights.size(), " tensors");
 
   Dense dense;
@@ -69,7 +68,7 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
     LayerShape shape{};
     if (each == 1) {
       shape = packed_shape(weights[first]);
-      check(shape.cell == kind, "packed weights of layer ", i / directions, " are of another cell");
+      RNNPACK_CHECK(shape.cell == kind, "packed weights of layer ", i / directions, " are of another cell");
       layer_weights.push_back({packed_panels(weights[first]), nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
     } else {
       const WeightTensors tensors = unpack_list(weights, first, each);
@@ -78,19 +77,19 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
     }
     if (i == 0) problem.input_size = shape.input;
     const LayerShape expected = problem.shape(i / directions);
-    check(shape.input == expected.input && shape.hidden == expected.hidden && shape.projection == expected.projection,
+    RNNPACK_CHECK(shape.input == expected.input && shape.hidden == expected.hidden && shape.projection == expected.projection,
           "weights of layer ", i / directions, " must take ", expected.input, " features to hidden_size ", expected.hidden,
           " and proj_size ", expected.projection, ", got ", shape.input, ", ", shape.hidden, " and ", shape.projection);
   }
   const Tensor& dense_input = dense.rows(input);
   const int64_t features = input.size(input.dim() - 1);
-  check(features == problem.input_size, "input must have ", problem.input_size, " features, got ", features);
+  RNNPACK_CHECK(features == problem.input_size, "input must have ", problem.input_size, " features, got ", features);
 
   const int64_t rows = sequence.rows().count;
   const bool has_cell_state = traits(kind).has_cell_state;
   check_state(h_0, "h_0", stacks, rows, problem.output_size());
   check_state(c_0, "c_0", stacks, rows, problem.hidden);
-  check(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
+  RNNPACK_CHECK(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
 
   Tensor output = sequence.empty_like_input(directions * problem.output_size());
   Tensor h_n = empty({stacks, rows, problem.output_size()});
@@ -120,7 +119,7 @@ std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>
   const LayerShape shape = check_weights(kind, tensors);
   check_tensor(input, "input", ScalarType::Float, 2);
   check_sizes(input, "input", {input.size(0), shape.input});
-  check(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
+  RNNPACK_CHECK(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
   const int64_t rows = input.size(0);
   for (const auto& [state, name] : {std::pair{pointer(h_0), "h_0"}, std::pair{pointer(c_0), "c_0"}}) {
     if (state == nullptr) continue;

@@ -10,7 +10,7 @@ namespace {
 
 const int64_t* int64_values(const Tensor& tensor, const char* name) {
   check_tensor(tensor, name, ScalarType::Long, 1);
-  check(tensor.is_contiguous(), name, " must be contiguous");
+  RNNPACK_CHECK(tensor.is_contiguous(), name, " must be contiguous");
   return static_cast<const int64_t*>(tensor.data_ptr());
 }
 
@@ -20,7 +20,7 @@ Sequence::Sequence(const Tensor& input, bool batch_first, const std::optional<Te
                    const std::optional<Tensor>& batch_sizes)
     : batch_first_(batch_first), packed_(batch_sizes.has_value()) {
   if (packed_) {
-    check(!lengths, "lengths and batch_sizes exclude each other: a packed sequence tells its lengths by batch_sizes");
+    RNNPACK_CHECK(!lengths, "lengths and batch_sizes exclude each other: a packed sequence tells its lengths by batch_sizes");
     check_tensor(input, "packed input", ScalarType::Float, 2);
     read_batch_sizes(*batch_sizes, input.size(0));
   } else {
@@ -35,7 +35,7 @@ void Sequence::read_lengths(const Tensor& lengths) {
   const int64_t* values = int64_values(lengths, "lengths");
   check_sizes(lengths, "lengths", {rows_.count});
   for (int64_t r = 0; r < rows_.count; ++r) {
-    check(values[r] >= 0 && values[r] <= rows_.steps, "lengths[", r, "] must be from 0 to seq_len = ", rows_.steps, ", got ", values[r]);
+    RNNPACK_CHECK(values[r] >= 0 && values[r] <= rows_.steps, "lengths[", r, "] must be from 0 to seq_len = ", rows_.steps, ", got ", values[r]);
   }
   row_index_.resize(static_cast<size_t>(rows_.count));
   std::iota(row_index_.begin(), row_index_.end(), 0);
@@ -58,19 +58,19 @@ void Sequence::read_lengths(const Tensor& lengths) {
 void Sequence::read_batch_sizes(const Tensor& batch_sizes, int64_t total) {
   const int64_t* values = int64_values(batch_sizes, "batch_sizes");
   rows_.steps = batch_sizes.size(0);
-  check(rows_.steps > 0, "batch_sizes must have at least one step");
+  RNNPACK_CHECK(rows_.steps > 0, "batch_sizes must have at least one step");
   rows_.count = values[0];
   total_ = total;
   int64_t before = 0;
   for (int64_t s = 0; s < rows_.steps; ++s) {
-    check(values[s] > 0 && (s == 0 || values[s] <= values[s - 1]),
+    RNNPACK_CHECK(values[s] > 0 && (s == 0 || values[s] <= values[s - 1]),
           "batch_sizes must be positive and not increasing, got ", values[s], " at step ", s);
     active_.push_back(values[s]);
     row_start_.push_back(before);
     before += values[s];
-    check(before <= total, "batch_sizes add up to more than the ", total, " rows of the packed input");
+    RNNPACK_CHECK(before <= total, "batch_sizes add up to more than the ", total, " rows of the packed input");
   }
-  check(before == total, "batch_sizes add up to ", before, ", but the packed input has ", total, " rows");
+  RNNPACK_CHECK(before == total, "batch_sizes add up to ", before, ", but the packed input has ", total, " rows");
   lengths_.assign(static_cast<size_t>(rows_.count), 0);
   for (const int64_t running : active_) {
     for (int64_t r = 0; r < running; ++r) ++lengths_[static_cast<size_t>(r)];

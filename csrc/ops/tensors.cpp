@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/align.h"
+#include "engine/team.h"
 
 namespace rnnpack::ops {
 
@@ -61,9 +62,9 @@ Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
 }
 
 void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim) {
-  check(tensor.is_cpu(), name, " must be a CPU tensor");
-  check(tensor.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ", dtype_name(tensor.scalar_type()));
-  check(tensor.dim() == dim, name, " must have ", dim, " dimensions, got shape ", shape_text(tensor));
+  RNNPACK_CHECK(tensor.is_cpu(), name, " must be a CPU tensor");
+  RNNPACK_CHECK(tensor.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ", dtype_name(tensor.scalar_type()));
+  RNNPACK_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, got shape ", shape_text(tensor));
 }
 
 void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes) {
@@ -87,6 +88,12 @@ const Tensor& Dense::rows(const Tensor& tensor) {
 }
 
 const Tensor& Dense::whole(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : keep_copy(tensor); }
+
+int thread_limit() {
+  uint32_t threads = 1;
+  TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
+  return team_limit();
+}
 
 Scratch::Scratch(int64_t bytes)
     : memory_(std::aligned_alloc(kCacheLine, static_cast<size_t>(round_up(std::max<int64_t>(bytes, 1), kCacheLine)))) {

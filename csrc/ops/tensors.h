@@ -28,10 +28,9 @@ template <class... Parts>
   throw std::runtime_error("rnnpack: " + message.str());
 }
 
-template <class... Parts>
-void check(bool condition, const Parts&... parts) {
-  if (!condition) fail(parts...);
-}
+// A macro, so that the parts of a message are not computed on every call.
+#define RNNPACK_CHECK(condition, ...) \
+  if (!(condition)) ::rnnpack::ops::fail(__VA_ARGS__)
 
 std::string shape_text(const Tensor& tensor);
 
@@ -66,6 +65,9 @@ class Scratch {
   };
   std::unique_ptr<void, Free> memory_;
 };
+
+// How many threads a call may use: torch's setting, which a thread that is new to torch learns by this question; see team_limit.
+int thread_limit();
 
 inline float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); }
 inline const float* floats_or_null(const std::optional<Tensor>& tensor) { return tensor ? floats(*tensor) : nullptr; }

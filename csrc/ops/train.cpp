@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "engine/engine.h"
-#include "engine/team.h"
 #include "ops/sequence.h"
 #include "ops/weights.h"
 
@@ -24,8 +23,8 @@ struct Layer {
       : sequence(input, false, lengths, batch_sizes), shape(check_weights(cell_kind(cell), tensors)) {
     weights = plain_weights(tensors, dense);
     const int64_t features = input.size(input.dim() - 1);
-    check(features == shape.input, "input must have ", shape.input, " features, got ", features);
-    check(has_cell_state() || !c_0, "only an LSTM has a cell state (c_0)");
+    RNNPACK_CHECK(features == shape.input, "input must have ", shape.input, " features, got ", features);
+    RNNPACK_CHECK(has_cell_state() || !c_0, "only an LSTM has a cell state (c_0)");
     problem.cell = shape.cell;
     problem.input_size = shape.input;
     problem.hidden = shape.hidden;
@@ -107,7 +106,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std:
   problem.c_n = layer.has_cell_state() ? floats(c_n) : nullptr;
   layer.set_reserve(reserve, recompute);
   if (layer.rows() > 0) {
-    const Plan plan = make_plan(problem, team_limit(), l2_cache_bytes());
+    const Plan plan = make_plan(problem, thread_limit(), l2_cache_bytes());
     const Scratch scratch(forward_scratch_bytes(problem, plan));
     run_forward(kernels(), problem, plan, scratch.data());
   }
@@ -123,10 +122,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
     const Tensor& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch) {
   Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr), lengths, batch_sizes, cell, reverse);
   const LayerShape& shape = layer.shape;
-  check(batch == layer.rows(), "batch must be ", layer.rows(), ", got ", batch);
+  RNNPACK_CHECK(batch == layer.rows(), "batch must be ", layer.rows(), ", got ", batch);
   check_tensor(reserve, "reserve", ScalarType::Float, 1);
   check_sizes(reserve, "reserve", {layer.gate_floats(recompute) + layer.cell_floats()});
-  check(reserve.is_contiguous(), "reserve must be the dense tensor that `train` returned");
+  RNNPACK_CHECK(reserve.is_contiguous(), "reserve must be the dense tensor that `train` returned");
   layer.set_reserve(reserve, recompute);
   layer.problem.output = layer.like_input(output, "output", input, shape.output());
 
@@ -149,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
   backward.grad_h_0 = floats(grad_h_0);
   backward.grad_c_0 = floats(grad_c_0);
   if (layer.rows() > 0) {
-    const Plan plan = make_plan(layer.problem, team_limit(), l2_cache_bytes());
+    const Plan plan = make_plan(layer.problem, thread_limit(), l2_cache_bytes());
     const Scratch scratch(backward_scratch_bytes(backward, plan));
     run_backward(kernels(), backward, plan, scratch.data());
   }

@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
-def write_chart(results: list[Result], file: Path) -> None:
+def write_chart(results: list[Result], file: Path, title: str) -> None:
     """Left, how many times faster than torch.nn; right, differences beside their bounds."""
     file.parent.mkdir(parents=True, exist_ok=True)
     figure, (left, right) = plt.subplots(
@@ -124,5 +124,6 @@ def write_chart(results: list[Result], file: Path) -> None:
     right.grid(axis="x", alpha=0.3)
     for axes in (left, right):
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    figure.suptitle(title)
     figure.savefig(file, dpi=120)
     plt.close(figure)

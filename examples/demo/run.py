@@ -14,6 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import beats
 import phonemes
+import rnnpack
 import speaker
 import voice_activity
 from measure import measure
@@ -40,10 +41,12 @@ def main() -> int:
             results.append(measure(job))
             progress.advance(task)
 
-    console.print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    conditions = f"rnnpack {rnnpack.__version__}, torch {torch.__version__}, "
+    conditions += f"threads: {torch.get_num_threads()}"
+    console.print(f"\n{conditions}\n", highlight=False)
     print_tables(results, console)
     chart = arguments.out / "chart.png"
-    write_chart(results, chart)
+    write_chart(results, chart, conditions)
     console.print(f"\nchart: {chart}")
     return 0 if all(result.good for result in results) else 1
 

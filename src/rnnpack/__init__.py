@@ -8,6 +8,7 @@ from rnnpack.explain import explain
 from rnnpack.functional import Path
 from rnnpack.layers import GRU, LSTM, RNN
 from rnnpack.packing import pack
+from rnnpack.stream import Stream
 
 __all__ = [
     "GRU",
@@ -18,6 +19,7 @@ __all__ = [
     "LSTMCell",
     "Path",
     "RNNCell",
+    "Stream",
     "__version__",
     "convert",
     "explain",

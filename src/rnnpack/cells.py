@@ -10,8 +10,10 @@ from torch.nn.modules.rnn import RNNCellBase
 
 from rnnpack import functional
 from rnnpack.functional import Path
+from rnnpack.ops import CELL_INDEX, CELLS
 
 _UNBATCHED, _BATCHED = 1, 2  # dimensions of the input
+_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class Cell(RNNCellBase):
@@ -28,8 +30,14 @@ class Cell(RNNCellBase):
         Raises:
             ValueError: rank. RuntimeError: sizes. TypeError: kind of an argument.
         """
+        if functional.op_may_run_at_once() and type(input) is Tensor and input.dim() == _BATCHED:
+            result = self._run_op(input, hx)
+            if result is not None:
+                return result
         batched, h_0, c_0 = self._arguments(input, hx)
-        h, c = functional.run_cell(self._cell(), batched, h_0, c_0, self._weights())
+        h, c = functional.run_cell(
+            self._cell(), self.hidden_size, batched, h_0, c_0, self._weights()
+        )
         if input.dim() == _UNBATCHED:
             h = h.squeeze(0)
             c = None if c is None else c.squeeze(0)
@@ -38,16 +46,37 @@ class Cell(RNNCellBase):
     def explain(self, input: Tensor, hx: Any = None) -> Path:
         """The path that `forward` takes for these arguments, and why."""
         batched, h_0, c_0 = self._arguments(input, hx)
-        return functional.explain_cell(self._cell(), batched, h_0, c_0, self._weights())
+        return functional.explain_cell(
+            self._cell(), self.hidden_size, batched, h_0, c_0, self._weights()
+        )
+
+    def _run_op(self, input: Tensor, hx: Any) -> Any:
+        """The short way for the commonest call; None where the op refuses, and `forward` says why."""
+        weights = self._weights()
+        if len(weights) == 1:  # packed
+            return None
+        cell = CELL_INDEX[self._cell()]
+        has_cell_state = CELLS[cell].has_cell_state
+        try:
+            h_0, c_0 = (None, None) if hx is None else hx if has_cell_state else (hx, None)
+            bias = weights[2:] or (None, None)
+            h, c = functional.cell_op(input, h_0, c_0, weights[0], weights[1], *bias, cell)
+        except (RuntimeError, TypeError, ValueError):
+            return None
+        return (h, c) if has_cell_state else h
 
     def _cell(self) -> str:
         raise NotImplementedError
 
     def _weights(self) -> list[Tensor]:
-        weights = [self.weight_ih, self.weight_hh]
-        if self.bias:
-            weights += [self.bias_ih, self.bias_hh]
-        return weights
+        names = _NAMES if self.bias else _NAMES[:2]
+        if not torch.compiler.is_compiling():
+            parameters = self._parameters
+            try:
+                return [parameters[name] for name in names]  # type: ignore[misc]
+            except KeyError:  # pruned, normed, parametrized or replicated: an attribute makes it
+                pass
+        return [getattr(self, name) for name in names]
 
     def _name(self) -> str:
         return type(self).__name__

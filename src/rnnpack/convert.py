@@ -102,6 +102,8 @@ def _reason_to_leave(
         source.__name__ in kind.__name__ for source in sources
     ):
         return "quantized: its weights are not floating-point parameters"
+    if kind.__module__ == "rnnpack.packing":
+        return "packed: it holds a snapshot, no parameters to share"
     if isinstance(module, (*_RECURRENT, Recurrent, Cell)):
         return f"{kind.__name__} is a subclass with code of its own (forward or other methods)"
     return None

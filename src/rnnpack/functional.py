@@ -24,6 +24,9 @@ from rnnpack.ops.train import TrainInputs, reference_train
 
 _ops = torch.ops.rnnpack
 _NATIVE = library_status().loaded
+# The op below its Python wrapper, which costs 0.5 us and only looks for tensor subclasses.
+infer_op = _ops.infer.default._op if _NATIVE else None
+cell_op = _ops.cell.default._op if _NATIVE else None
 _NATIVE_DEVICES = ("cpu", "meta")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
@@ -98,7 +101,7 @@ def run(
                 input.to(compute),
                 None if h_0 is None else h_0.to(compute),
                 None if c_0 is None else c_0.to(compute),
-                [weight.to(compute) for weight in weights],
+                [weight.to(compute) if weight.is_floating_point() else weight for weight in weights],
                 lengths,
                 batch_sizes,
             )
@@ -120,6 +123,21 @@ def _precision(input: Tensor) -> tuple[torch.dtype | None, torch.dtype]:
     if input.dtype in _LOW_PRECISION:
         return torch.float32, input.dtype
     return None, input.dtype
+
+
+def op_may_run_at_once() -> bool:
+    """Whether a call without gradients may go to the op without looking at its arguments first.
+
+    No gradient, transform, forward AD or autocast region; not being traced (there the long way is free).
+    """
+    return (
+        not torch.is_grad_enabled()
+        and _NATIVE
+        and _functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and not torch._C._is_any_autocast_enabled()
+        and not torch.compiler.is_compiling()
+    )
 
 
 def needs_gradient(
@@ -391,37 +409,35 @@ def _each_direction(run_direction: Callable[[TrainInputs], tuple[Tensor, ...]]) 
 
 
 def run_cell(
-    cell: str, input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weights: Weights
+    cell: str,
+    hidden_size: int,
+    input: Tensor,
+    h_0: Tensor | None,
+    c_0: Tensor | None,
+    weights: Weights,
 ) -> tuple[Tensor, Tensor | None]:
-    """One step: input [N, H_in], states [N, hidden]; returns h and c (None without a cell state).
-
-    Without a gradient one native op of its own; else a sequence of one step.
-    """
-    index = CELL_INDEX[cell]
-    stack, sequence, h_sequence, c_sequence = _cell_as_stack(cell, input, h_0, c_0, weights)
-    if (
-        choose(stack, input, h_0, c_0, weights) == "infer"
-        and _precision(input)[0] is None
-        and input.dtype is weights[0].dtype
-    ):
-        bias = weights[2:] or (None, None)
-        h, c = _ops.cell(input, h_0, c_0, weights[0], weights[1], *bias, index)
-        return h, c if CELLS[index].has_cell_state else None
-    output, _, c_n = run(stack, sequence, h_sequence, c_sequence, weights)
+    """One step: input [N, H_in], states [N, hidden]; returns h and c (None without a cell state)."""
+    arguments = _cell_as_stack(cell, hidden_size, input, h_0, c_0)
+    output, _, c_n = run(*arguments, weights)
     return output[0], None if c_n is None else c_n[0]
 
 
 def explain_cell(
-    cell: str, input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weights: Weights
+    cell: str,
+    hidden_size: int,
+    input: Tensor,
+    h_0: Tensor | None,
+    c_0: Tensor | None,
+    weights: Weights,
 ) -> Path:
-    """The path that `run_cell` takes for these arguments, and why."""
-    return explain(*_cell_as_stack(cell, input, h_0, c_0, weights), weights)
+    """The path that a cell takes for these arguments, and why."""
+    return explain(*_cell_as_stack(cell, hidden_size, input, h_0, c_0), weights)
 
 
 def _cell_as_stack(
-    cell: str, input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weights: Weights
+    cell: str, hidden_size: int, input: Tensor, h_0: Tensor | None, c_0: Tensor | None
 ) -> tuple[Stack, Tensor, Tensor | None, Tensor | None]:
-    stack = Stack(cell, 1, weights[1].size(1), 0, False, False, 0.0, False)
+    stack = Stack(cell, 1, hidden_size, 0, False, False, 0.0, False)
     sequence = input.unsqueeze(0)
     h_sequence = None if h_0 is None else h_0.unsqueeze(0)
     c_sequence = None if c_0 is None else c_0.unsqueeze(0)

@@ -77,9 +77,9 @@ RNNPACK_INLINE Vec at_most(Vec high, Vec x) { return high < x ? high : x; }
 
 RNNPACK_INLINE Vec abs(Vec x) { return from_bits(bits(x) & 0x7fffffff); }
 
-// |magnitude| with the sign of `sign`; magnitude must not be negative.
-RNNPACK_INLINE Vec with_sign(Vec magnitude, Vec sign) {
-  return from_bits(bits(magnitude) | (bits(sign) & static_cast<int32_t>(0x80000000)));
+// |x| with the sign of `sign`.
+RNNPACK_INLINE Vec with_sign(Vec x, Vec sign) {
+  return from_bits((bits(x) & 0x7fffffff) | (bits(sign) & static_cast<int32_t>(0x80000000)));
 }
 
 // Sum of all lanes, adding halves: the same tree for every call, so the same bits.

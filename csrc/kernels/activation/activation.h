@@ -1,6 +1,6 @@
 // sigmoid and tanh over vectors, from one exponential core.
 //
-// Law:    sigmoid(x) = 1 / (1 + exp(-x)),   tanh(x) = -e / (e + 2) with e = expm1(-2|x|), and the sign of x.
+// Law:    sigmoid(x) = 1 / (1 + exp(-x)),   |tanh(x)| = (1 - q) / (1 + q) with q = exp(-2|x|).
 // Bound:  3 ulp for both wherever the result is a normal number (tests/native/test_activation.cpp walks through them).
 // Limits: sigmoid is exactly 1 above 17.4 and exactly 0 below -88.4; |tanh| is exactly 1 above 9.1; NaN stays NaN.
 //
@@ -48,10 +48,14 @@ RNNPACK_INLINE Vec sigmoid(Vec x) {
 }
 
 RNNPACK_INLINE Vec tanh(Vec x) {
-  const Vec bounded = at_least(broadcast(-40.0f), abs(x) * -2.0f);
-  const ExpParts e = exp_parts(bounded);
+  constexpr float kFar = 0.55f;  // from here on 1 - small is the more accurate form: half an ulp near 1
+  const Vec magnitude = abs(x);
+  const ExpParts e = exp_parts(at_least(broadcast(-40.0f), magnitude * -2.0f));
+  const Vec exp = fma(e.scale, e.p, e.scale);
   const Vec expm1 = fma(e.scale, e.p, e.scale - 1.0f);
-  return with_sign(expm1 / (expm1 + 2.0f) * -1.0f, x);
+  const VecInt far = magnitude > broadcast(kFar);
+  const Vec quotient = (far ? exp * 2.0f : -expm1) / (exp + 1.0f);
+  return with_sign(far ? 1.0f - quotient : quotient, x);
 }
 
 }  // namespace rnnpack::RNNPACK_ISA

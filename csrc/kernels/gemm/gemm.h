@@ -1,9 +1,9 @@
 // Product of a few rows with panels of packed weights.
 //
-//   c[i][columns[p] + j] = start + sum_k a[i][k] * b[p*b_stride + k*16 + j]    for 0 <= i < rows, 0 <= p < panels, 0 <= j < 16
+//   c[i][columns[p] + j] = start + sum_k a[i][k] * b[k*b_stride + p*16 + j]    for 0 <= i < rows, 0 <= p < panels, 0 <= j < 16
 //
 // a, c: one pointer a row; any rows: of a batch_first tensor, a slice, a packed sequence, a reversed one.
-// b:    panels made by kernels/pack; padded columns hold zeros.
+// b:    neighbouring panels of one group (pack/layout.h); padded columns hold zeros.
 // start: bias[columns[p] + j], or what c holds where bias is null. c overlaps nothing else.
 // Every output is one accumulator that adds in order of k: its bits depend on neither the tile, the batch nor the threads.
 #pragma once
@@ -18,7 +18,7 @@ using GemmTile = void (*)(int64_t k, const float* const* a, const float* b, int6
                           const float* bias, float* const* c);
 
 inline constexpr int kMaxTileRows = 14;
-inline constexpr int kMaxTilePanels = 8;
+inline constexpr int kMaxTilePanels = 4;
 
 // tile[r - 1][p - 1] multiplies r rows with p panels, for r <= max_rows and p <= panels[r - 1].
 struct GemmKernels {
@@ -27,7 +27,7 @@ struct GemmKernels {
   GemmTile tile[kMaxTileRows][kMaxTilePanels];
 };
 
-// All rows with the stored panels [first, last) of `map`; b points at panel 0 and each panel has k * 16 floats.
+// All rows with the stored panels [first, last) of `map`; b points at panel 0.
 void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* const* a, const float* b, const PanelMap& map,
               int64_t first, int64_t last, const float* bias, float* const* c);
 

@@ -23,7 +23,7 @@ void gemm_tile(int64_t k, const float* const* a, const float* b, int64_t b_strid
   for (int64_t kk = 0; kk < k; ++kk) {
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kVecs; ++v) {
-        const Vec weights = load(b + p * b_stride + kk * kPanel + v * kLanes);
+        const Vec weights = load(b + kk * b_stride + p * kPanel + v * kLanes);
         for (int i = 0; i < kRows; ++i) sum[i][p][v] = fma(broadcast(row[i][kk]), weights, sum[i][p][v]);
       }
     }

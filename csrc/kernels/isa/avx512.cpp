@@ -9,16 +9,14 @@ namespace rnnpack::avx512 {
 
 inline constexpr Isa kIsa = Isa::kAvx512;
 
-// Sums per tile: enough to cover the latency of two multiply-add units (8), and at most 24 beside weights and inputs.
+// 24 sums leave eight registers for weights; inputs are broadcast from memory. Wide tiles: a group is read in one stream.
 constexpr void add_shapes(GemmKernels& gemm) {
-  add_tiles<1, 8>(gemm);
-  add_tiles<2, 6>(gemm);
+  add_tiles<1, 4>(gemm);
+  add_tiles<2, 4>(gemm);
   add_tiles<3, 4>(gemm);
   add_tiles<4, 4>(gemm);
   add_tiles<5, 4>(gemm);
   add_tiles<6, 4>(gemm);
-  add_tiles<7, 2>(gemm);
-  add_tiles<8, 2>(gemm);
 }
 
 }  // namespace rnnpack::avx512

@@ -29,7 +29,7 @@ RNNPACK_INLINE void transpose_steps(Vec* v) {
   }
 }
 
-inline void pack_rows(int64_t k, const float* const* rows, float* panel) {
+inline void pack_rows(int64_t k, const float* const* rows, float* panel, int64_t row_stride) {
   for (int64_t group = 0; group < kPanel; group += kLanes) {
     for (int64_t kk = 0; kk < k; kk += kLanes) {
       const int64_t count = k - kk < kLanes ? k - kk : kLanes;
@@ -39,22 +39,22 @@ inline void pack_rows(int64_t k, const float* const* rows, float* panel) {
         block[j] = row == nullptr ? Vec{} : count == kLanes ? load(row + kk) : load_partial(row + kk, count);
       }
       transpose_steps<1>(block);
-      float* out = panel + kk * kPanel + group;
+      float* out = panel + kk * row_stride + group;
       if (count == kLanes) {
-        for (int j = 0; j < kLanes; ++j) store(out + j * kPanel, block[j]);
+        for (int j = 0; j < kLanes; ++j) store(out + j * row_stride, block[j]);
       } else {
-        for (int64_t j = 0; j < count; ++j) store(out + j * kPanel, block[j]);
+        for (int64_t j = 0; j < count; ++j) store(out + j * row_stride, block[j]);
       }
     }
   }
 }
 
-inline void pack_columns(int64_t k, const float* w, int64_t ld_w, int64_t count, float* panel) {
+inline void pack_columns(int64_t k, const float* w, int64_t ld_w, int64_t count, float* panel, int64_t row_stride) {
   for (int64_t kk = 0; kk < k; ++kk) {
     for (int v = 0; v < kPanel / kLanes; ++v) {
       const int64_t left = count - v * kLanes;
       const float* from = w + kk * ld_w + v * kLanes;
-      store(panel + kk * kPanel + v * kLanes, left >= kLanes ? load(from) : left > 0 ? load_partial(from, left) : Vec{});
+      store(panel + kk * row_stride + v * kLanes, left >= kLanes ? load(from) : left > 0 ? load_partial(from, left) : Vec{});
     }
   }
 }

@@ -6,7 +6,9 @@
 //
 //   columns of the gate buffer:  | block 0: slot 0 (16) slot 1 (16) ... | block 1 ... | last: slot 0 (u) slot 1 (u) ... pad |
 //
-// A panel is 16 neighbouring columns over all k: k rows of 16 floats. Panels whose slots have no gate in a matrix (GRU: one of four) are not stored.
+// A panel is 16 neighbouring columns over all k. Panels whose slots have no gate in a matrix (GRU: one of four) are not stored. The stored
+// ones lie in groups: row k of every panel of a group, then row k + 1. A tile as wide as a group reads one stream of memory in order, which
+// is what the prefetchers of every cache level follow; four streams of one panel each reach half the bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,7 @@ namespace rnnpack {
 
 inline constexpr int64_t kPanel = 16;      // columns of a panel
 inline constexpr int64_t kBlockUnits = 16;  // hidden units of a full block
+inline constexpr int32_t kGroup = 4;        // panels of a group, where blocks do not set it
 
 // The columns of one step's gates for one row.
 struct GateLayout {
@@ -45,6 +48,7 @@ struct PanelMap {
   int64_t full_panels;    // those of full blocks
   int32_t per_block;      // stored panels of a full block
   int32_t block_columns;  // destination columns of a full block
+  int32_t group;          // panels of a group; the last group may have fewer
   int32_t offset[kMaxSlots];       // column of a full block's i-th stored panel, within the block
   int32_t tail_offset[kMaxSlots];  // the same for the last block when it is not full
   int64_t tail_column;
@@ -53,6 +57,14 @@ struct PanelMap {
     if (p >= full_panels) return tail_column + tail_offset[p - full_panels];
     return (p / per_block) * block_columns + offset[p % per_block];
   }
+  // Where panel p lies in the packed matrix of k rows, and the floats from one of its rows to the next.
+  constexpr int64_t offset_of(int64_t p, int64_t k) const { return p / group * group * kPanel * k + p % group * kPanel; }
+  constexpr int64_t row_stride(int64_t p) const {
+    const int64_t left = count - p / group * group;
+    return (left < group ? left : group) * kPanel;
+  }
+  constexpr int64_t floats(int64_t k) const { return count * kPanel * k; }
+
   // First stored panel of block b (b may be one past the last block).
   constexpr int64_t first_panel(int64_t b) const {
     const int64_t p = b * per_block;
@@ -69,6 +81,7 @@ constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell,
   for (int s = 0; s < layout.slots; ++s) {
     if (used[s]) map.offset[map.per_block++] = static_cast<int32_t>(s * kBlockUnits);
   }
+  map.group = map.per_block > 1 ? map.per_block : kGroup;
   const int64_t last = layout.blocks() - 1;
   const bool tail = layout.stored_units(last) < kBlockUnits;
   const int64_t full_blocks = tail ? last : last + 1;
@@ -94,6 +107,7 @@ constexpr PanelMap plain_panels(int64_t columns) {
   map.count = map.full_panels = ceil_div(columns, kPanel);
   map.per_block = 1;
   map.block_columns = static_cast<int32_t>(kPanel);
+  map.group = kGroup;
   return map;
 }
 

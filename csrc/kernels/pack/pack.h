@@ -7,11 +7,11 @@
 
 namespace rnnpack {
 
-// panel[kk*16 + j] = rows[j][kk] for 0 <= kk < k, or 0 where rows[j] is null.
-using PackRows = void (*)(int64_t k, const float* const* rows, float* panel);
+// panel[kk*row_stride + j] = rows[j][kk] for 0 <= kk < k and 0 <= j < 16, or 0 where rows[j] is null.
+using PackRows = void (*)(int64_t k, const float* const* rows, float* panel, int64_t row_stride);
 
-// panel[kk*16 + j] = w[kk*ld_w + j] for 0 <= kk < k and j < count, or 0 for count <= j < 16.
-using PackColumns = void (*)(int64_t k, const float* w, int64_t ld_w, int64_t count, float* panel);
+// panel[kk*row_stride + j] = w[kk*ld_w + j] for 0 <= kk < k and j < count, or 0 for count <= j < 16.
+using PackColumns = void (*)(int64_t k, const float* w, int64_t ld_w, int64_t count, float* panel, int64_t row_stride);
 
 // The 16 rows of a gate matrix (weight_ih or weight_hh, gates * hidden rows) that make stored panel p; null for padding.
 void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slot_of, const PanelMap& map, int64_t p,

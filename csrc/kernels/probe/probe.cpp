@@ -14,8 +14,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Multiply-add chains in flight: the most that a CPU of today needs is latency 4 x 2 units = 8 on x86 and
-// 4 x 4 = 16 on large aarch64 cores; 16 of 16 x86 registers would leave none for the two factors.
+// Multiply-add chains in flight: the most that a CPU of today needs is latency 4 x 2 units = 8 on
+// x86 and 4 x 4 = 16 on large aarch64 cores; 16 of 16 x86 registers would leave none for the two
+// factors.
 #if defined(__aarch64__)
 constexpr int kChains = 24;
 #else
@@ -24,10 +25,12 @@ constexpr int kChains = 12;
 constexpr int64_t kRoundsPerCall = 4096;
 constexpr int kSums = 8;              // hides the latency of an addition at two loads a cycle
 constexpr int64_t kBlockBytes = 512;  // kSums of the widest vector
-constexpr int64_t kBytesPerCall = 1 << 18;  // makes reading the clock (some 30 ns) invisible beside small buffers
 constexpr int64_t kPageBytes = 4096;
+// Makes reading the clock (some 30 ns) invisible beside small buffers.
+constexpr int64_t kBytesPerCall = 1 << 18;
 
-// `call` works once and returns how much it did. Returns how much a second it does, over at least `seconds`.
+// `call` works once and returns how much it did. Returns how much a second it does, over at least
+// `seconds`.
 template <class Call>
 double rate(double seconds, const Call& call) {
   call();
@@ -40,7 +43,8 @@ double rate(double seconds, const Call& call) {
   return done / elapsed;
 }
 
-// Runs `prepare(i)` in each thread, waits until all of them are ready, then sums what the prepared calls achieve.
+// Runs `prepare(i)` in each thread, waits until all of them are ready, then sums what the prepared
+// calls achieve.
 template <class Prepare>
 double rate_of_team(int32_t threads, double seconds, Prepare prepare) {
   std::vector<double> rates(static_cast<size_t>(threads));
@@ -65,9 +69,11 @@ struct Vectors {
   typedef int64_t Int __attribute__((vector_size(kBytes), may_alias));
 };
 
-// One instruction, written as such: the compiler can then neither drop it nor split it into two roundings.
+// One instruction, written as such: the compiler can then neither drop it nor split it into two
+// roundings.
 template <class Float>
-__attribute__((always_inline)) inline void multiply_add(Float& sum, const Float& a, const Float& b) {
+__attribute__((always_inline)) inline void multiply_add(Float& sum, const Float& a,
+                                                        const Float& b) {
 #if defined(__x86_64__)
   if constexpr (sizeof(Float) >= 32)
     asm volatile("vfmadd231ps %1, %2, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -115,9 +121,13 @@ struct Isa {
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) double multiply_adds_avx512() { return multiply_adds<64>(); }
-__attribute__((target("avx512f"))) void read_all_avx512(const void* p, int64_t n) { read_all<64>(p, n); }
+__attribute__((target("avx512f"))) void read_all_avx512(const void* p, int64_t n) {
+  read_all<64>(p, n);
+}
 __attribute__((target("avx2,fma"))) double multiply_adds_avx2() { return multiply_adds<32>(); }
-__attribute__((target("avx2,fma"))) void read_all_avx2(const void* p, int64_t n) { read_all<32>(p, n); }
+__attribute__((target("avx2,fma"))) void read_all_avx2(const void* p, int64_t n) {
+  read_all<32>(p, n);
+}
 #endif
 double multiply_adds_baseline() { return multiply_adds<16>(); }
 void read_all_baseline(const void* p, int64_t n) { read_all<16>(p, n); }
@@ -125,7 +135,8 @@ void read_all_baseline(const void* p, int64_t n) { read_all<16>(p, n); }
 Isa widest() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) return {multiply_adds_avx512, read_all_avx512};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {multiply_adds_avx2, read_all_avx2};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    return {multiply_adds_avx2, read_all_avx2};
 #endif
   return {multiply_adds_baseline, read_all_baseline};
 }
@@ -144,9 +155,11 @@ double rnnpack_probe_read_bandwidth(int64_t bytes_per_thread, int32_t threads, d
   const Isa isa = widest();
   std::atomic<bool> missing{false};
   const double total = rate_of_team(threads, seconds, [&] {
-    // Written by the thread that reads it: pages lie near that thread, and none is the shared zero page.
+    // Written by the thread that reads it: pages lie near that thread, and none is the shared zero
+    // page.
     const auto whole_pages = static_cast<size_t>(rnnpack::round_up(bytes, kPageBytes));
-    std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(kPageBytes, whole_pages), &std::free);
+    std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(kPageBytes, whole_pages),
+                                                       &std::free);
     if (buffer)
       std::memset(buffer.get(), 1, static_cast<size_t>(bytes));
     else

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from rnnpack.bench.cases import SUITES, Case, select
+from rnnpack.bench.peers import CONTESTANTS, OURS
 
-_PEERS = ("torch.nn", "torchscript", "onnxruntime", "openvino", "jax")
+_PEERS = tuple(name for name in CONTESTANTS if name != OURS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--case", metavar="GLOB", help="only cases whose name or suite/name matches"
     )
     parser.add_argument(
-        "--threads", type=int, help="threads of every contestant (default: torch's, at most 2)"
+        "--threads",
+        type=_positive,
+        help="threads of every contestant (default: torch's, at most 2)",
     )
     parser.add_argument(
         "--peers",
@@ -37,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="one block of one call: shows that it runs, no more"
     )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
 
 
 def main(args: argparse.Namespace) -> int:
@@ -103,8 +113,12 @@ def _run(args: argparse.Namespace, cases: list[Case]) -> int:
             progress.console.print(report.line(result), highlight=False, soft_wrap=True)
             progress.advance(task)
     report.print_results(console, results)
+    if args.quick:
+        console.print("One call each (--quick): these figures show that it runs, and no speed.")
     if args.json:
         report.write_json(args.json, results, facts, probes, plan)
     if args.chart:
-        chart.write_chart(args.chart, results, f"{facts['cpu']}, {threads} threads")
+        drawn = chart.write_chart(args.chart, results, f"{facts['cpu']}, threads: {threads}")
+        if not drawn:
+            console.print("No chart: no timed case has a figure of rnnpack.")
     return 1 if any(result.failed for result in results) else 0

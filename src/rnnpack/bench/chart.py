@@ -12,8 +12,11 @@ from rnnpack.bench.runner import Result
 _ROWS_AT_STEPS = 100  # the steps of the scaling cases that differ in rows
 
 
-def write_chart(path: Path, results: Sequence[Result], title: str) -> None:
-    """Bars for every timed case that has a figure, and lines for the scaling suite if it ran."""
+def write_chart(path: Path, results: Sequence[Result], title: str) -> bool:
+    """Bars for every timed case that has a figure, and lines for the scaling suite if it ran.
+
+    Returns whether there was anything to draw; nothing is written otherwise.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -24,7 +27,7 @@ def write_chart(path: Path, results: Sequence[Result], title: str) -> None:
     bars = [r for r in timed if r.case.suite != "scaling"]
     heights = [height for height, some in ((1 + 0.22 * len(bars), bars), (4.0, scaling)) if some]
     if not heights:
-        raise ValueError("expected at least one timed case with a figure of rnnpack, got none")
+        return False
     figure = pyplot.figure(figsize=(12, sum(heights) + 1), layout="constrained")
     figure.suptitle(title)
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
@@ -39,6 +42,7 @@ def write_chart(path: Path, results: Sequence[Result], title: str) -> None:
         _draw_growth(figure.add_subplot(grid[-1, 1]), rows, "rows", lambda r: r.case.batch)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    return True
 
 
 def _draw_ratios(axes: Any, results: Sequence[Result]) -> None:

@@ -210,7 +210,7 @@ def _measure_memory(
     result: Result,
     tell: Callable[[str], None],
 ) -> None:
-    """A fresh process for rnnpack, and one for torch.nn: the others do not train, or copy."""
+    """One fresh process each for rnnpack and torch.nn; pools of a runtime would hide its growth."""
     for name in [name for name in (BASELINE, OURS) if name in contestants]:
         tell(f"memory of {name}")
         try:

@@ -1,11 +1,35 @@
-"""Fake kernels of the ops without gradients: `infer`, `cell`, `pack`."""
+"""The ops without gradients, `infer`, `cell` and `pack`: wrapper and fake kernels."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from rnnpack.ops.layout import CELLS, packed_bytes
+from rnnpack.ops.layout import CELL_INDEX, CELLS, packed_bytes
+
+_WITH_BIAS = 4  # weights of one layer and direction, at least
+
+
+def pack_weights(cell: str, weights: list[Tensor], stacks: int) -> list[Tensor]:
+    """Pack the weights of each layer and direction, given in `torch.nn`'s order.
+
+    Raises:
+        TypeError: a weight is not float32 on the CPU.
+    """
+    for weight in weights:
+        if weight.dtype != torch.float32 or weight.device.type != "cpu":
+            raise TypeError(
+                f"only float32 weights on the CPU can be packed, got {weight.dtype} on {weight.device}; "
+                "use model.float().cpu()"
+            )
+    each = len(weights) // stacks
+    packed = []
+    for first in range(0, len(weights), each):
+        own = [weight.detach() for weight in weights[first : first + each]]
+        bias = own[2:4] if each >= _WITH_BIAS else (None, None)
+        weight_hr = own[-1] if each % 2 else None
+        packed.append(torch.ops.rnnpack.pack(CELL_INDEX[cell], own[0], own[1], *bias, weight_hr))
+    return packed
 
 
 def _infer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _PANEL = 16  # columns of a panel, and hidden units of a full block
-_HEADER_BYTES = 64
+HEADER_BYTES = 64
 
 
 class CellInfo(NamedTuple):
@@ -65,4 +65,4 @@ def packed_bytes(cell: int, input_size: int, hidden: int, proj_size: int) -> int
     ih = _stored_panels(cell, hidden, recurrent=False) * input_size
     hh = _stored_panels(cell, hidden, recurrent=True) * (proj_size or hidden)
     hr = -(-proj_size // _PANEL) * hidden
-    return _HEADER_BYTES + 4 * (bias + _PANEL * (ih + hh + hr))
+    return HEADER_BYTES + 4 * (bias + _PANEL * (ih + hh + hr))

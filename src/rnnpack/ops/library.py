@@ -64,11 +64,12 @@ def library_status() -> LibraryStatus:
 
 
 @functools.cache
-def _native() -> ctypes.CDLL:
+def native() -> ctypes.CDLL:
+    """The library's C functions."""
     return ctypes.CDLL(library_status().path or "")
 
 
 def is_direct(rows: int) -> bool:
     """Whether a call of so many rows (steps times batch) multiplies with the plain weights."""
-    _native().rnnpack_is_direct.argtypes = [ctypes.c_int64]
-    return bool(_native().rnnpack_is_direct(rows))
+    native().rnnpack_is_direct.argtypes = [ctypes.c_int64]
+    return bool(native().rnnpack_is_direct(rows))

@@ -1,0 +1,88 @@
+#include "ops/stream.h"
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/team.h"
+#include "ops/tensors.h"
+
+namespace rnnpack::ops {
+
+namespace {
+
+class Stream {
+ public:
+  Stream(const Problem& problem, const float* const* packed) : problem_(problem) {
+    for (int64_t layer = 0; layer < problem.layers; ++layer) weights_.push_back({packed[layer], nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
+    problem_.weights = weights_.data();
+  }
+
+  void run(int64_t steps, const float* input, float* output) {
+    problem_.rows.steps = steps;
+    problem_.input = {const_cast<float*>(input), problem_.rows.count * problem_.input_size, problem_.input_size};
+    problem_.output = {output, problem_.rows.count * problem_.output_size(), problem_.output_size()};
+    const int threads = thread_limit();
+    if (steps != planned_steps_ || threads != planned_threads_) {
+      plan_ = make_plan(problem_, threads, l2_cache_bytes());
+      const int64_t bytes = forward_scratch_bytes(problem_, plan_);
+      if (bytes > scratch_bytes_) {
+        scratch_ = std::make_unique<Scratch>(bytes);
+        scratch_bytes_ = bytes;
+      }
+      planned_steps_ = steps;
+      planned_threads_ = threads;
+    }
+    run_forward(kernels(), problem_, plan_, scratch_->data());
+  }
+
+ private:
+  Problem problem_;
+  std::vector<LayerWeights> weights_;
+  Plan plan_{};
+  int64_t planned_steps_ = -1;
+  int planned_threads_ = 0;
+  std::unique_ptr<Scratch> scratch_;  // kept from call to call: a step allocates nothing
+  int64_t scratch_bytes_ = 0;
+};
+
+}  // namespace
+
+}  // namespace rnnpack::ops
+
+extern "C" {
+
+void* rnnpack_stream_new(int32_t cell, int64_t layers, int64_t input_size, int64_t hidden_size, int64_t proj_size, int64_t batch,
+                         const float* const* packed, float* h, float* c) {
+  using namespace rnnpack;
+  Problem problem{};
+  problem.cell = static_cast<CellKind>(cell);
+  problem.input_size = input_size;
+  problem.hidden = hidden_size;
+  problem.projection = proj_size;
+  problem.layers = layers;
+  problem.directions = 1;
+  problem.rows.count = batch;
+  // The state is read at the first step and written after the last, so it may be its own successor.
+  problem.h_0 = problem.h_n = h;
+  problem.c_0 = problem.c_n = c;
+  try {
+    return new ops::Stream(problem, packed);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void rnnpack_stream_delete(void* stream) { delete static_cast<rnnpack::ops::Stream*>(stream); }
+
+int rnnpack_stream_run(void* stream, int64_t steps, const float* input, float* output) {
+  try {
+    static_cast<rnnpack::ops::Stream*>(stream)->run(steps, input, output);
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
+}

@@ -1,0 +1,66 @@
+"""The native stream by address: `ctypes`, because a dispatched call costs more than a step."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from torch import Tensor
+
+from rnnpack.ops.layout import HEADER_BYTES
+from rnnpack.ops.library import native
+
+
+class NativeStream:
+    """A stack of unidirectional layers with packed weights, and its state, for a fixed batch.
+
+    Keeps the tensors whose memory the native side uses: packed weights, h [layers, N, H_out], c [layers, N, hidden] or None.
+    """
+
+    def __init__(
+        self,
+        cell: int,
+        sizes: tuple[int, int, int],
+        batch: int,
+        packed: list[Tensor],
+        h: Tensor,
+        c: Tensor | None,
+    ) -> None:
+        self._kept = (packed, h, c)
+        library = _declared()
+        panels = (ctypes.c_void_p * len(packed))(*[p.data_ptr() + HEADER_BYTES for p in packed])
+        state_c = None if c is None else c.data_ptr()
+        self._handle = library.rnnpack_stream_new(
+            cell, len(packed), *sizes, batch, panels, h.data_ptr(), state_c
+        )
+        if not self._handle:
+            raise MemoryError("no memory for a stream")
+        self._run = library.rnnpack_stream_run
+        self._delete = library.rnnpack_stream_delete
+
+    def run(self, steps: int, input_address: int, output_address: int) -> None:
+        """Run `steps` steps: dense [steps, N, H_in] floats to dense [steps, N, H_out] floats."""
+        if self._run(self._handle, steps, input_address, output_address):
+            raise MemoryError(f"no memory for the scratch of {steps} steps; run shorter chunks")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._delete(self._handle)
+
+
+def _declared() -> Any:
+    library = native()
+    integer, address = ctypes.c_int64, ctypes.c_void_p
+    library.rnnpack_stream_new.restype = address
+    library.rnnpack_stream_new.argtypes = [
+        ctypes.c_int32,
+        *[integer] * 5,
+        address,
+        address,
+        address,
+    ]
+    library.rnnpack_stream_run.restype = ctypes.c_int
+    library.rnnpack_stream_run.argtypes = [address, integer, address, address]
+    library.rnnpack_stream_delete.restype = None
+    library.rnnpack_stream_delete.argtypes = [address]
+    return library

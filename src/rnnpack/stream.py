@@ -1,0 +1,97 @@
+"""`Stream`: one step, or one chunk, at a time, with the state carried along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rnnpack.ops.stream import NativeStream
+
+
+class Stream:
+    """A layer fed step by step; made by `layer.stream(batch_size)`.
+
+    The state belongs to the stream, not to the layer: two streams of one layer do not meet. The weights are a snapshot, packed when the
+    stream was made; later changes of the layer's parameters are not seen. Feeding a sequence in any chunks gives the same bits as feeding it
+    whole. Nothing is recorded for autograd. A stream must not run in two threads at once.
+    """
+
+    def __init__(
+        self,
+        cell: int,
+        sizes: tuple[int, int, int],
+        batch_size: int,
+        packed: list[Tensor],
+        *,
+        has_cell_state: bool,
+    ) -> None:
+        self._input_size, hidden_size, proj_size = sizes
+        self._output_size = proj_size or hidden_size
+        self._batch_size = batch_size
+        self._h = torch.zeros(len(packed), batch_size, self._output_size)
+        self._c = torch.zeros(len(packed), batch_size, hidden_size) if has_cell_state else None
+        self._native = NativeStream(cell, sizes, batch_size, packed, self._h, self._c)
+        self._step_shapes = ((batch_size, self._input_size), (batch_size, self._output_size))
+
+    @torch.no_grad()
+    def step(self, input: Tensor) -> Tensor:
+        """Run one step: [N, H_in] to [N, H_out].
+
+        Raises:
+            RuntimeError: another shape. TypeError: another dtype than float32, another device than the CPU.
+        """
+        shape, output_shape = self._step_shapes
+        if input.shape != shape or not _is_ready(input):
+            input = self._checked(input, shape)
+        output = torch.empty(output_shape)
+        self._native.run(1, input.data_ptr(), output.data_ptr())
+        return output
+
+    @torch.no_grad()
+    def run(self, input: Tensor) -> Tensor:
+        """Run several steps: [L, N, H_in] to [L, N, H_out]; L may be 0. Raises as `step` does."""
+        steps = input.size(0) if input.dim() else 0
+        input = self._checked(input, (steps, self._batch_size, self._input_size))
+        output = torch.empty(steps, self._batch_size, self._output_size)
+        if steps > 0:
+            self._native.run(steps, input.data_ptr(), output.data_ptr())
+        return output
+
+    @property
+    def state(self) -> Any:
+        """A copy of the state as the layer returns it: h_n, or (h_n, c_n) of an LSTM; [layers, N, .]. Set it to go on from another."""
+        return self._h.clone() if self._c is None else (self._h.clone(), self._c.clone())
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        own = [self._h] if self._c is None else [self._h, self._c]
+        new = [value] if isinstance(value, Tensor) else list(value)
+        if [tuple(tensor.shape) for tensor in new] != [tuple(tensor.shape) for tensor in own]:
+            raise RuntimeError(
+                f"expected a state of shapes {[tuple(t.shape) for t in own]}, got {[tuple(t.shape) for t in new]}"
+            )
+        for mine, tensor in zip(own, new, strict=True):
+            mine.copy_(tensor.detach())
+
+    def reset(self, rows: Any = None) -> None:
+        """Set the state to zero: of all rows, or of those that `rows` (an index, a list, a mask) selects."""
+        index = slice(None) if rows is None else rows
+        for tensor in (self._h, self._c):
+            if tensor is not None:
+                tensor[:, index] = 0
+
+    @staticmethod
+    def _checked(input: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if tuple(input.shape) != shape:
+            raise RuntimeError(f"expected an input of shape {list(shape)}, got {list(input.shape)}")
+        if input.dtype != torch.float32 or input.device.type != "cpu":
+            raise TypeError(
+                f"expected a float32 input on the CPU, got {input.dtype} on {input.device}; use input.float().cpu()"
+            )
+        return input.contiguous()
+
+
+def _is_ready(input: Tensor) -> bool:
+    return input.dtype is torch.float32 and input.is_cpu and input.is_contiguous()
