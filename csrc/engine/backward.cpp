@@ -1,11 +1,13 @@
-// The time loop, backward: gradients of one layer and direction, from the last step to the first.
+// The time loop, backward: gradients of one layer and direction, from the last chunk of steps to the first.
 //
 // Each step turns dh into dgates (the cell's derivative, by blocks of units) and dgates into the dh of the step before (a product with
-// weight_hh, by columns of h). Both are shared in the same way, so one barrier a step is enough: after dgates.
+// weight_hh, by columns of h). Both are shared in the same way, so one barrier a step is enough: after dgates. When a chunk's dgates are
+// there and still in the cache, the products that need no order in time follow (products.h): gradients of weights, biases and input.
 #include <algorithm>
 #include <new>
 
 #include "engine/arena.h"
+#include "engine/gradients.h"
 #include "engine/layer_pass.h"
 #include "engine/packing.h"
 #include "engine/team.h"
@@ -15,8 +17,8 @@ namespace rnnpack {
 namespace {
 
 struct MemberScratch {
-  const float** a;  // [chunk_steps * rows] rows of input, then of h, of a chunk whose gates are rebuilt
-  float** gates;    // [chunk_steps * rows]
+  const float** a;  // [chunk rows] rows of input, then of h, of a chunk whose gates are rebuilt
+  float** gates;    // [chunk rows]
   const float** c_prev;
   const float** c;
   const float** h_prev;
@@ -32,7 +34,7 @@ struct MemberScratch {
 };
 
 struct GroupScratch {
-  float* gates;     // [chunk_steps * rows, columns] when rebuilt
+  float* gates;     // [chunk rows, columns] when rebuilt
   float* dhidden;   // [rows, padded units]
   float* unused_h;  // [rows, padded units]
   float* unused_c;
@@ -40,15 +42,17 @@ struct GroupScratch {
 };
 
 struct Scratch {
-  float* packed;          // forward weights, when gates are rebuilt
-  float* weight_hh;       // panels of weight_hh by its columns: k = gates * hidden
-  float* weight_hr;       // panels of weight_hr by its columns: k = projection
-  float* dh;              // [count, padded outputs]
-  float* dc;              // [count, padded units]
-  float* c_0;             // [count, padded units]
-  float* zeros;           // max(outputs, units), padded
+  float* packed;     // forward weights, when gates are rebuilt
+  float* weight_hh;  // panels of weight_hh by its columns: k = gates * hidden
+  float* weight_hr;  // panels of weight_hr by its columns: k = projection
+  float* dh;         // [count, padded outputs]
+  float* dc;         // [count, padded units]
+  float* c_0;        // [count, padded units]
+  float* zeros;      // max(outputs, units), padded
+  ChunkGradients chunk;
   GroupScratch* groups;
   MemberScratch* members;
+  GradientScratch gradients;
   Barrier* team_barrier;
 };
 
@@ -61,18 +65,19 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
   const int64_t rows = largest_group(p.rows, plan.row_groups);
   const int64_t units = padded_units(p);
   const int64_t outputs = round_up(p.output_size(), kPanel);
-  const int64_t chunk_rows = b.recompute() ? plan.chunk_steps * rows : rows;
+  const int64_t chunk_rows = gradient_chunk_steps(p) * rows;
 
   Scratch s{};
   if (b.recompute()) s.packed = arena.take<float>(shape.packed_floats());
-  s.weight_hh = arena.take<float>(outputs * gate_columns(p));
-  if (p.projection > 0) s.weight_hr = arena.take<float>(units * p.projection);
+  s.weight_hh = arena.take<float>(plain_panels(p.output_size()).floats(gate_columns(p)));
+  if (p.projection > 0) s.weight_hr = arena.take<float>(plain_panels(p.hidden).floats(p.projection));
   s.dh = arena.take<float>(p.rows.count * outputs);
   if (has_cell_state) {
     s.dc = arena.take<float>(p.rows.count * units);
     s.c_0 = arena.take<float>(p.rows.count * units);
   }
   s.zeros = arena.take<float>(std::max(units, outputs));
+  s.chunk = lay_out_chunk(arena, p);
   s.groups = arena.take<GroupScratch>(plan.row_groups);
   for (int g = 0; g < plan.row_groups; ++g) {
     GroupScratch group{};
@@ -94,6 +99,7 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
     for (float*** rows_of : {&m.dh, &m.dc, &m.dgates, &m.dh_total, &m.dhidden, &m.hidden, &m.unused}) *rows_of = arena.take<float*>(rows);
     if (!measure) s.members[i] = m;
   }
+  s.gradients = lay_out_gradients(arena, b, plan.threads, measure);
   s.team_barrier = arena.take<Barrier>(1);
   return s;
 }
@@ -109,47 +115,36 @@ class Member {
         group_(scratch.groups[index / plan.unit_threads]),
         mine_(scratch.members[index]),
         pass_(kernels, problem.forward, plan, index / plan.unit_threads, index % plan.unit_threads),
+        gradients_(kernels, problem, scratch.gradients, scratch.chunk, scratch.zeros, plan.threads, index),
         shape_(problem.forward.shape(0)),
         outputs_(round_up(problem.forward.output_size(), kPanel)) {}
 
   void run() {
     pack();
     start_gradients();
+    const int64_t chunk_steps = gradient_chunk_steps(p_);
     for (int64_t last = p_.rows.steps; last > 0;) {
-      const int64_t first = b_.recompute() ? std::max<int64_t>(last - plan_.chunk_steps, 0) : last - 1;
-      int64_t end = b_.recompute() ? rebuild_gates(first, last) : 0;
-      for (int64_t s = last - 1; s >= first; --s) {
-        const int64_t active = pass_.set.active_at(p_.rows, s);
-        if (b_.recompute()) {
-          end -= active;
-        } else {
-          for (int64_t i = 0; i < active; ++i) {
-            mine_.gates[i] = p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
-          }
-        }
-        run_step(s, active, mine_.gates + end);
-      }
+      const int64_t first = std::max<int64_t>(last - chunk_steps, 0);
+      run_chunk(first, last);
+      scratch_.team_barrier->wait();  // all of the chunk's dgates are there
+      gradients_.add_chunk(first, last);
+      scratch_.team_barrier->wait();  // and may be written over
       last = first;
     }
     finish_gradients();
+    gradients_.finish();
   }
 
  private:
   void pack() {
     const LayerWeights& w = p_.weights[0];
     if (b_.recompute()) pack_share(pass_.kernels, shape_, w, plan_.threads, index_, scratch_.packed);
-    pack_columns(w.weight_hh, w.ld_hh, gate_columns(p_), p_.output_size(), scratch_.weight_hh);
-    if (p_.projection > 0) pack_columns(w.weight_hr, w.ld_hr, p_.projection, p_.hidden, scratch_.weight_hr);
-    scratch_.team_barrier->wait();
-  }
-
-  void pack_columns(const float* w, int64_t ld, int64_t k, int64_t columns, float* panels) const {
-    const PanelMap map = plain_panels(columns);
-    const Range own = share(map.count, plan_.threads, index_);
-    for (int64_t q = own.first; q < own.last; ++q) {
-      pass_.kernels.pack_columns(k, w + q * kPanel, ld, std::min(kPanel, columns - q * kPanel), panels + map.offset_of(q, k),
-                                 map.row_stride(q));
+    pack_columns_share(pass_.kernels, w.weight_hh, w.ld_hh, gate_columns(p_), p_.output_size(), plan_.threads, index_, scratch_.weight_hh);
+    if (p_.projection > 0) {
+      pack_columns_share(pass_.kernels, w.weight_hr, w.ld_hr, p_.projection, p_.hidden, plan_.threads, index_, scratch_.weight_hr);
     }
+    gradients_.start();
+    scratch_.team_barrier->wait();
   }
 
   // Columns of dh that this thread makes, in panels.
@@ -181,6 +176,21 @@ class Member {
       if (scratch_.dc != nullptr) {
         LayerPass::copy(b_.grad_c_0 + p_.rows.row_of(r) * p_.hidden, scratch_.dc + r * pass_.units, pass_.own_units());
       }
+    }
+  }
+
+  void run_chunk(int64_t first, int64_t last) {
+    int64_t end = b_.recompute() ? rebuild_gates(first, last) : 0;
+    for (int64_t s = last - 1; s >= first; --s) {
+      const int64_t active = pass_.set.active_at(p_.rows, s);
+      if (b_.recompute()) {
+        end -= active;
+      } else {
+        for (int64_t i = 0; i < active; ++i) {
+          mine_.gates[i] = p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
+        }
+      }
+      run_step(s, p_.rows.start_of(s) - p_.rows.start_of(first), active, mine_.gates + end);
     }
   }
 
@@ -226,11 +236,11 @@ class Member {
     return rows;
   }
 
-  void run_step(int64_t s, int64_t active, const float* const* gates) {
+  // place: rows of the chunk's earlier steps.
+  void run_step(int64_t s, int64_t place, int64_t active, const float* const* gates) {
     const bool projected = p_.projection > 0;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
-      const int64_t t = p_.rows.time_of(s, r, p_.reverse);
       if (scratch_.dc != nullptr) {
         mine_.c_prev[i] = c_before(s, r);
         mine_.c[i] = p_.reserve_c + (p_.rows.start_of(s) + r) * pass_.units;
@@ -238,12 +248,11 @@ class Member {
       }
       mine_.h_prev[i] = h_before(s, r);
       mine_.dh[i] = scratch_.dh + r * outputs_;
-      mine_.dgates[i] = p_.rows.at(b_.dgates, t, r);
-      mine_.dgates_in[i] = mine_.dgates[i];
-      if (b_.grad_output.data != nullptr) mine_.grad_output[i] = p_.rows.at(b_.grad_output, t, r);
+      mine_.dgates_in[i] = mine_.dgates[i] = scratch_.chunk.dgates_row(place + r);
+      if (b_.grad_output.data != nullptr) mine_.grad_output[i] = p_.rows.at(b_.grad_output, p_.rows.time_of(s, r, p_.reverse), r);
       if (projected) {
-        mine_.dh_total[i] = p_.rows.at(b_.dh_total, t, r);
-        mine_.hidden[i] = p_.rows.at(b_.hidden, t, r);
+        mine_.dh_total[i] = scratch_.chunk.dh_total_row(place + r);
+        mine_.hidden[i] = scratch_.chunk.hidden_row(place + r);
         mine_.dhidden[i] = group_.dhidden + i * pass_.units;
       }
     }
@@ -282,6 +291,7 @@ class Member {
   const GroupScratch& group_;
   const MemberScratch& mine_;
   const LayerPass pass_;
+  const Gradients gradients_;
   const LayerShape shape_;
   const int64_t outputs_;
 };

@@ -16,21 +16,20 @@ void pack_layer(const KernelTable& kernels, const LayerShape& shape, const Layer
 int64_t forward_scratch_bytes(const Problem& problem, const Plan& plan);
 void run_forward(const KernelTable& kernels, const Problem& problem, const Plan& plan, void* scratch);
 
-// Gradients of one layer and direction through time. Reads the forward's problem (plain weights, reserve, output); writes
-//   dgates:   rows like `input`, slots * hidden floats each: gradients of the pre-gates, by slot
-//   dh_total: with a projection, rows like `input`, projection floats: gradient of h; and
-//   hidden:   with a projection, rows like `input`, hidden floats: o * tanh(c), which weight_hr multiplies
-//   grad_h_0, grad_c_0: in: gradients of h_n and c_n; out: of h_0 and c_0. [count, output], [count, hidden]
+// Gradients of one layer and direction. Reads the forward's problem (plain weights, reserve, input, output) and the gradients of its
+// results; writes those of its arguments, dense, where a pointer is given. Rows of grad_input past a sequence's end are not written.
 // Where the forward's reserve has no gates they are rebuilt from input, output and the reserve's c.
-// Rows past a sequence's end are not written. The large products that remain are the caller's.
 struct BackwardProblem {
   Problem forward;
   SequenceView grad_output;  // data null: zero
-  SequenceView dgates;
-  SequenceView dh_total;
-  SequenceView hidden;
-  float* grad_h_0;
-  float* grad_c_0;
+  float* grad_h_0;           // [count, output]; in: gradient of h_n, out: of h_0
+  float* grad_c_0;           // [count, hidden]; in: gradient of c_n, out: of c_0; null for cells without a cell state
+  SequenceView grad_input;
+  float* grad_weight_ih;     // as the weights
+  float* grad_weight_hh;
+  float* grad_weight_hr;
+  float* grad_bias_ih;       // [gates * hidden]
+  float* grad_bias_hh;
 
   bool recompute() const { return forward.reserve_gates == nullptr; }
 };

@@ -41,6 +41,21 @@ void pack_share(const KernelTable& kernels, const LayerShape& shape, const Layer
   }
 }
 
+void pack_columns_share(const KernelTable& kernels, const float* w, int64_t ld, int64_t k, int64_t columns, int64_t parts, int64_t index,
+                        float* panels) {
+  constexpr int64_t kRows = 64;  // row pointers at a time
+  const PanelMap map = plain_panels(columns);
+  const Range own = share(map.count, parts, index);
+  for (int64_t p = own.first; p < own.last; ++p) {
+    for (int64_t kk = 0; kk < k; kk += kRows) {
+      const int64_t count = std::min(kRows, k - kk);
+      const float* rows[kRows];
+      for (int64_t i = 0; i < count; ++i) rows[i] = w + (kk + i) * ld;
+      kernels.pack_columns(count, rows, columns, p, panels + map.offset_of(p, k) + kk * map.row_stride(p), map.row_stride(p));
+    }
+  }
+}
+
 void pack_layer(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights, float* packed) {
   std::fill(packed + shape.gates().columns(), packed + shape.ih_offset(), 0.0f);
   pack_share(kernels, shape, weights, 1, 0, packed);

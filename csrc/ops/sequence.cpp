@@ -8,10 +8,12 @@ namespace rnnpack::ops {
 
 namespace {
 
-const int64_t* int64_values(const Tensor& tensor, const char* name) {
+std::vector<int64_t> int64_values(const Tensor& tensor, const char* name) {
   check_tensor(tensor, name, ScalarType::Long, 1);
-  RNNPACK_CHECK(tensor.is_contiguous(), name, " must be contiguous");
-  return static_cast<const int64_t*>(tensor.data_ptr());
+  std::vector<int64_t> values(static_cast<size_t>(tensor.size(0)));
+  const int64_t* first = static_cast<const int64_t*>(tensor.data_ptr());
+  for (int64_t i = 0; i < tensor.size(0); ++i) values[static_cast<size_t>(i)] = first[i * tensor.stride(0)];
+  return values;
 }
 
 }  // namespace
@@ -32,7 +34,8 @@ Sequence::Sequence(const Tensor& input, bool batch_first, const std::optional<Te
 }
 
 void Sequence::read_lengths(const Tensor& lengths) {
-  const int64_t* values = int64_values(lengths, "lengths");
+  const std::vector<int64_t> given = int64_values(lengths, "lengths");
+  const int64_t* values = given.data();
   check_sizes(lengths, "lengths", {rows_.count});
   for (int64_t r = 0; r < rows_.count; ++r) {
     RNNPACK_CHECK(values[r] >= 0 && values[r] <= rows_.steps, "lengths[", r, "] must be from 0 to seq_len = ", rows_.steps, ", got ", values[r]);
@@ -56,7 +59,8 @@ void Sequence::read_lengths(const Tensor& lengths) {
 }
 
 void Sequence::read_batch_sizes(const Tensor& batch_sizes, int64_t total) {
-  const int64_t* values = int64_values(batch_sizes, "batch_sizes");
+  const std::vector<int64_t> given = int64_values(batch_sizes, "batch_sizes");
+  const int64_t* values = given.data();
   rows_.steps = batch_sizes.size(0);
   RNNPACK_CHECK(rows_.steps > 0, "batch_sizes must have at least one step");
   rows_.count = values[0];

@@ -114,12 +114,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std:
   return {output, h_n, c_n, reserve};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n, const std::optional<Tensor>& grad_c_n,
     const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const Tensor& weight_ih,
     const Tensor& weight_hh, const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
     const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
-    const Tensor& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch) {
+    const Tensor& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch, int64_t wanted) {
   Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr), lengths, batch_sizes, cell, reverse);
   const LayerShape& shape = layer.shape;
   RNNPACK_CHECK(batch == layer.rows(), "batch must be ", layer.rows(), ", got ", batch);
@@ -129,35 +129,36 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
   layer.set_reserve(reserve, recompute);
   layer.problem.output = layer.like_input(output, "output", input, shape.output());
 
-  Tensor dgates = layer.sequence.empty_like_input(traits(shape.cell).slots * shape.hidden);
+  const auto wants = [wanted](int i) { return (wanted >> i & 1) != 0; };
+  const int64_t gate_rows = traits(shape.cell).gates * shape.hidden;
+  Tensor grad_input = wants(0) ? layer.sequence.empty_like_input(shape.input) : empty({0});
   Tensor grad_h_0 = start_gradient(layer.state(grad_h_n, "grad_h_n", shape.output()), layer.rows(), shape.output());
   const float* dc_n = layer.state(grad_c_n, "grad_c_n", shape.hidden);
   Tensor grad_c_0 = layer.has_cell_state() ? start_gradient(dc_n, layer.rows(), shape.hidden) : empty({0});
-  const bool projected = shape.projection > 0;
-  Tensor dh_total = projected ? layer.sequence.empty_like_input(shape.projection) : empty({0});
-  Tensor hidden = projected ? layer.sequence.empty_like_input(shape.hidden) : empty({0});
+  Tensor grad_weight_ih = wants(3) ? empty({gate_rows, shape.input}) : empty({0});
+  Tensor grad_weight_hh = wants(4) ? empty({gate_rows, shape.output()}) : empty({0});
+  Tensor grad_bias_ih = wants(5) ? empty({gate_rows}) : empty({0});
+  Tensor grad_bias_hh = wants(6) ? empty({gate_rows}) : empty({0});
+  RNNPACK_CHECK(!wants(7) || shape.projection > 0, "a gradient of weight_hr is wanted, but there is no projection");
+  Tensor grad_weight_hr = wants(7) ? empty({shape.projection, shape.hidden}) : empty({0});
+  const auto if_wanted = [&wants](int i, const Tensor& tensor) { return wants(i) ? floats(tensor) : nullptr; };
 
   BackwardProblem backward{};
   backward.forward = layer.problem;
   if (grad_output) backward.grad_output = layer.like_input(*grad_output, "grad_output", input, shape.output());
-  backward.dgates = layer.sequence.view(dgates);
-  if (projected) {
-    backward.dh_total = layer.sequence.view(dh_total);
-    backward.hidden = layer.sequence.view(hidden);
-  }
   backward.grad_h_0 = floats(grad_h_0);
-  backward.grad_c_0 = floats(grad_c_0);
-  if (layer.rows() > 0) {
-    const Plan plan = make_plan(layer.problem, thread_limit(), l2_cache_bytes());
-    const Scratch scratch(backward_scratch_bytes(backward, plan));
-    run_backward(kernels(), backward, plan, scratch.data());
-  }
-  layer.sequence.zero_padding(dgates);
-  if (projected) {
-    layer.sequence.zero_padding(dh_total);
-    layer.sequence.zero_padding(hidden);
-  }
-  return {dgates, grad_h_0, grad_c_0, dh_total, hidden};
+  backward.grad_c_0 = layer.has_cell_state() ? floats(grad_c_0) : nullptr;
+  if (wants(0)) backward.grad_input = layer.sequence.view(grad_input);
+  backward.grad_weight_ih = if_wanted(3, grad_weight_ih);
+  backward.grad_weight_hh = if_wanted(4, grad_weight_hh);
+  backward.grad_bias_ih = if_wanted(5, grad_bias_ih);
+  backward.grad_bias_hh = if_wanted(6, grad_bias_hh);
+  backward.grad_weight_hr = if_wanted(7, grad_weight_hr);
+  const Plan plan = make_plan(layer.problem, thread_limit(), l2_cache_bytes());
+  const Scratch scratch(backward_scratch_bytes(backward, plan));
+  run_backward(kernels(), backward, plan, scratch.data());
+  if (wants(0)) layer.sequence.zero_padding(grad_input);
+  return {grad_input, grad_h_0, grad_c_0, grad_weight_ih, grad_weight_hh, grad_bias_ih, grad_bias_hh, grad_weight_hr};
 }
 
 }  // namespace rnnpack::ops

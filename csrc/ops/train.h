@@ -13,13 +13,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std:
                                                  const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
                                                  int64_t cell, bool reverse, bool recompute);
 
-// batch: rows of the states, which a packed sequence does not tell by its shape. Returns (dgates, grad_h_0, grad_c_0, dh_total, hidden); see engine.h. Only reads `reserve`. dgates, dh_total and hidden are shaped like
-// the input, zero past each row's length; dh_total and hidden are empty without a projection.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
+// Gradients of input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr: bit i of `wanted` asks for the i-th, the others come
+// empty. Only reads `reserve`. batch: rows of the states, which a packed sequence does not tell by its shape.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n, const std::optional<Tensor>& grad_c_n,
     const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const Tensor& weight_ih,
     const Tensor& weight_hh, const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
     const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
-    const Tensor& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch);
+    const Tensor& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch, int64_t wanted);
 
 }  // namespace rnnpack::ops

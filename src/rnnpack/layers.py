@@ -240,6 +240,11 @@ class Recurrent(torch.nn.RNNBase):
                 f"RNN input dtype ({data.dtype}) does not match weight dtype ({dtype}). "
                 f"Convert input: input.to({dtype}), or convert model: model.to({data.dtype})"
             )
+        if data.device != weights[0].device:
+            raise RuntimeError(
+                "Input and parameter tensors are not at the same device, found input tensor at "
+                f"{data.device} and parameter tensor at {weights[0].device}"
+            )
         if data.size(-1) != self.input_size or data.dim() != (3 if batch_sizes is None else 2):
             self.check_input(data, batch_sizes)
         if h_0 is not None:
@@ -310,7 +315,7 @@ def _check_kind(name: str, state: Tensor, data: Tensor) -> None:
             f"{name} must be on the input's device {data.device}, got {state.device}; use {name}.to(input.device)"
         )
     if state.dtype is not data.dtype and not torch._C._is_any_autocast_enabled():
-        raise ValueError(
+        raise RuntimeError(
             f"{name} must have the input's dtype {data.dtype}, got {state.dtype}; use {name}.to(input.dtype)"
         )
 

@@ -33,9 +33,14 @@ void members(int asked) {
 // In each round every member writes its place, waits, and reads all places.
 struct Rounds {
   int rounds;
-  Barrier barrier;
   std::vector<int> places;
   std::vector<int> wrong;
+  Barrier barrier;
+
+  Rounds(int threads, int count)
+      : rounds(count), places(static_cast<size_t>(threads), 0), wrong(static_cast<size_t>(threads), 0) {
+    barrier.reset(threads);
+  }
 
   static void run(void* p, int member, int size) {
     auto& c = *static_cast<Rounds*>(p);
@@ -50,7 +55,7 @@ struct Rounds {
 };
 
 void barrier(int threads, int rounds) {
-  Rounds context{rounds, {}, std::vector<int>(static_cast<size_t>(threads), 0), std::vector<int>(static_cast<size_t>(threads), 0)};
+  Rounds context(threads, rounds);
   for (int again = 0; again < 2; ++again) {
     std::fill(context.places.begin(), context.places.end(), 0);
     context.barrier.reset(threads);
@@ -112,8 +117,7 @@ void teams_side_by_side() {
   } context;
   constexpr int kCalls = 3;
   for (int i = 0; i < kCalls; ++i) {
-    context.calls.push_back(std::make_unique<Rounds>(Rounds{50, {}, std::vector<int>(2, 0), std::vector<int>(2, 0)}));
-    context.calls.back()->barrier.reset(2);
+    context.calls.push_back(std::make_unique<Rounds>(2, 50));
   }
   run_team(
       kCalls,

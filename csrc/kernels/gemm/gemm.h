@@ -4,7 +4,7 @@
 //
 // a, c: one pointer a row; any rows: of a batch_first tensor, a slice, a packed sequence, a reversed one.
 // b:    neighbouring panels of one group (pack/layout.h); padded columns hold zeros.
-// start: bias[columns[p] + j], or what c holds where bias is null. c overlaps nothing else.
+// start: bias[columns[p] + j]; where bias is null the sum starts at zero and is added to what c holds. c overlaps nothing else.
 // Every output is one accumulator that adds in order of k: its bits depend on neither the tile, the batch nor the threads.
 #pragma once
 

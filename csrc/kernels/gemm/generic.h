@@ -14,10 +14,10 @@ void gemm_tile(int64_t k, const float* const* a, const float* b, int64_t b_strid
   for (int i = 0; i < kRows; ++i) row[i] = a[i];
 
   Vec sum[kRows][kPanels][kVecs];
-  for (int i = 0; i < kRows; ++i) {
-    const float* start = bias == nullptr ? c[i] : bias;
-    for (int p = 0; p < kPanels; ++p) {
-      for (int v = 0; v < kVecs; ++v) sum[i][p][v] = load(start + columns[p] + v * kLanes);
+  for (int p = 0; p < kPanels; ++p) {
+    for (int v = 0; v < kVecs; ++v) {
+      const Vec start = bias == nullptr ? Vec{} : load(bias + columns[p] + v * kLanes);
+      for (int i = 0; i < kRows; ++i) sum[i][p][v] = start;
     }
   }
   for (int64_t kk = 0; kk < k; ++kk) {
@@ -30,7 +30,10 @@ void gemm_tile(int64_t k, const float* const* a, const float* b, int64_t b_strid
   }
   for (int i = 0; i < kRows; ++i) {
     for (int p = 0; p < kPanels; ++p) {
-      for (int v = 0; v < kVecs; ++v) store(c[i] + columns[p] + v * kLanes, sum[i][p][v]);
+      for (int v = 0; v < kVecs; ++v) {
+        float* out = c[i] + columns[p] + v * kLanes;
+        store(out, bias == nullptr ? load(out) + sum[i][p][v] : sum[i][p][v]);
+      }
     }
   }
 }

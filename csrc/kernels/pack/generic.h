@@ -49,11 +49,12 @@ inline void pack_rows(int64_t k, const float* const* rows, float* panel, int64_t
   }
 }
 
-inline void pack_columns(int64_t k, const float* w, int64_t ld_w, int64_t count, float* panel, int64_t row_stride) {
+inline void pack_columns(int64_t k, const float* const* rows, int64_t columns, int64_t p, float* panel, int64_t row_stride) {
+  const int64_t count = columns - p * kPanel;
   for (int64_t kk = 0; kk < k; ++kk) {
     for (int v = 0; v < kPanel / kLanes; ++v) {
       const int64_t left = count - v * kLanes;
-      const float* from = w + kk * ld_w + v * kLanes;
+      const float* from = rows[kk] + p * kPanel + v * kLanes;
       store(panel + kk * row_stride + v * kLanes, left >= kLanes ? load(from) : left > 0 ? load_partial(from, left) : Vec{});
     }
   }

@@ -10,8 +10,8 @@ namespace rnnpack {
 // panel[kk*row_stride + j] = rows[j][kk] for 0 <= kk < k and 0 <= j < 16, or 0 where rows[j] is null.
 using PackRows = void (*)(int64_t k, const float* const* rows, float* panel, int64_t row_stride);
 
-// panel[kk*row_stride + j] = w[kk*ld_w + j] for 0 <= kk < k and j < count, or 0 for count <= j < 16.
-using PackColumns = void (*)(int64_t k, const float* w, int64_t ld_w, int64_t count, float* panel, int64_t row_stride);
+// Panel p of plain_panels(columns) from k rows as they are: row kk holds rows[kk][p*16 + j], or 0 from column `columns` on.
+using PackColumns = void (*)(int64_t k, const float* const* rows, int64_t columns, int64_t p, float* panel, int64_t row_stride);
 
 // The 16 rows of a gate matrix (weight_ih or weight_hh, gates * hidden rows) that make stored panel p; null for padding.
 void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slot_of, const PanelMap& map, int64_t p,

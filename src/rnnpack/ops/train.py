@@ -1,7 +1,7 @@
 """`rnnpack::train`: its fake kernels and its gradient.
 
-The native backward pass turns gradients of the states into gradients of the pre-gates; the large
-products that are left (gradients of weights and input) are torch's own matmul.
+The backward pass is native as a whole, products with the weights included: sums in a fixed order give the same bits for any
+number of threads.
 """
 
 from __future__ import annotations
@@ -76,17 +76,25 @@ def _train_backward(
     reverse: bool,
     recompute: bool,
     batch: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    wanted: int,
+) -> tuple[Tensor, ...]:
     info = CELLS[cell]
-    hidden, out = weight_hh.size(0) // info.gates, weight_hh.size(1)
-    leading = input.shape[:-1]
-    nothing = (0,)
-    return (
-        input.new_empty((*leading, info.slots * hidden)),
-        input.new_empty((batch, out)),
-        input.new_empty((batch, hidden) if info.has_cell_state else nothing),
-        input.new_empty((*leading, out) if weight_hr is not None else nothing),
-        input.new_empty((*leading, hidden) if weight_hr is not None else nothing),
+    gate_rows, out = weight_hh.shape
+    hidden = gate_rows // info.gates
+    sizes: list[tuple[int, ...]] = [
+        input.shape,
+        (batch, out),
+        (batch, hidden),
+        weight_ih.shape,
+        weight_hh.shape,
+        (gate_rows,),
+        (gate_rows,),
+        (out, hidden),
+    ]
+    present = [wanted >> i & 1 for i in range(_DIFFERENTIABLE)]
+    present[1], present[2] = 1, info.has_cell_state
+    return tuple(
+        input.new_empty(size if there else (0,)) for size, there in zip(sizes, present, strict=True)
     )
 
 
@@ -130,107 +138,13 @@ def _gradients(
     batch: int,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the first eight inputs, those that are wanted."""
-    info = CELLS[a.cell]
-    need = TrainInputs(*wanted, *(None,) * (len(TrainInputs._fields) - _DIFFERENTIABLE))
-    dgates, grad_h_0, grad_c_0, dh_total, hidden = torch.ops.rnnpack.train_backward(
-        *grads, *a[:_TENSORS], output, reserve, a.cell, a.reverse, a.recompute, batch
+    bits = sum(want << i for i, want in enumerate(wanted))
+    found = torch.ops.rnnpack.train_backward(
+        *grads, *a[:_TENSORS], output, reserve, a.cell, a.reverse, a.recompute, batch, bits
     )
-    size = a.weight_hh.size(0) // info.gates
-    gates = info.gates * size
-    dgates = dgates.reshape(-1, info.slots * size)
-    # The recurrent product's slots come first; the input's are the same but for GRU's n gate, whose
-    # recurrent part (slot 2) and input part (slot 3) have gradients of their own.
-    if info.slots == info.gates:
-        input_slots = [(slice(0, gates), slice(0, gates))]
-    else:
-        input_slots = [
-            (slice(0, 2 * size), slice(0, 2 * size)),
-            (slice(3 * size, 4 * size), slice(2 * size, 3 * size)),
-        ]
-
-    grad_input = grad_weight_ih = grad_weight_hh = grad_weight_hr = None
-    if need.input:
-        products = [dgates[:, slots] @ a.weight_ih[rows] for slots, rows in input_slots]
-        grad_input = sum(products[1:], products[0]).view(a.input.shape)
-    if need.weight_ih:
-        rows_in = _valid_input(a).reshape(-1, a.input.size(-1))
-        grad_weight_ih = _join([dgates[:, slots].t() @ rows_in for slots, _ in input_slots])
-    if need.weight_hh:
-        grad_weight_hh = _recurrent_weight_gradient(a, output, dgates[:, :gates], batch)
-    if need.weight_hr:
-        grad_weight_hr = dh_total.reshape(-1, dh_total.size(-1)).t() @ hidden.reshape(-1, size)
-
-    grad_bias_ih = grad_bias_hh = None
-    if need.bias_ih or need.bias_hh:
-        sums = dgates.sum(0)
-        grad_bias_ih = _join([sums[slots] for slots, _ in input_slots]) if need.bias_ih else None
-        grad_bias_hh = sums[:gates].clone() if need.bias_hh else None
-    return (
-        grad_input,
-        grad_h_0 if need.h_0 else None,
-        grad_c_0 if need.c_0 else None,
-        grad_weight_ih,
-        grad_weight_hh,
-        grad_bias_ih,
-        grad_bias_hh,
-        grad_weight_hr,
+    return tuple(
+        gradient if want else None for gradient, want in zip(found, wanted, strict=True)
     )
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _valid_input(a: TrainInputs) -> Tensor:
-    """The input without what lies past each row's end: 0 times NaN is NaN."""
-    if a.lengths is None:
-        return a.input
-    times = torch.arange(a.input.size(0)).unsqueeze(1)
-    return a.input.masked_fill((times >= a.lengths).unsqueeze(2), 0)
-
-
-def _recurrent_weight_gradient(
-    a: TrainInputs, output: Tensor, dgates: Tensor, batch: int
-) -> Tensor:
-    """Sum over steps of dgates(t)^T h before t."""
-    if a.batch_sizes is not None:
-        before = _states_before(a.batch_sizes, output, a.h_0, batch, reverse=a.reverse)
-        return dgates.t() @ before
-    seq_len = a.input.size(0)
-    steps = dgates.unflatten(0, (seq_len, batch))
-    later, earlier = (steps[:-1], output[1:]) if a.reverse else (steps[1:], output[:-1])
-    # A row's output is zero past its end, so the reverse direction's first step adds nothing here.
-    gradient = later.flatten(0, 1).t() @ earlier.flatten(0, 1)
-    if a.h_0 is None:
-        return gradient
-    first = steps[0]
-    if a.reverse and a.lengths is None:
-        first = steps[-1]
-    elif a.reverse and a.lengths is not None:
-        first = steps[(a.lengths - 1).clamp(min=0), torch.arange(batch)]
-    return torch.addmm(gradient, first.t(), a.h_0)
-
-
-def _states_before(
-    batch_sizes: Tensor, output: Tensor, h_0: Tensor | None, batch: int, *, reverse: bool
-) -> Tensor:
-    """For each row of a packed sequence, h of the step before it in the direction's order."""
-    total = output.size(0)
-    starts = batch_sizes.cumsum(0) - batch_sizes
-    time = torch.repeat_interleave(
-        torch.arange(batch_sizes.size(0)), batch_sizes, output_size=total
-    )
-    row = torch.arange(total) - starts[time]
-    if reverse:
-        following = torch.cat([batch_sizes[1:], batch_sizes.new_zeros(1)])
-        has_before = row < following[time]
-        before = starts[(time + 1).clamp(max=batch_sizes.size(0) - 1)] + row
-    else:
-        has_before = time > 0
-        before = starts[(time - 1).clamp(min=0)] + row
-    initial = h_0 if h_0 is not None else output.new_zeros((batch, output.size(1)))
-    index = torch.where(has_before, before, total + row)
-    return torch.cat([output, initial])[index]
 
 
 def _differentiable_gradients(

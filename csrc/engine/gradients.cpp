@@ -1,0 +1,222 @@
+#include "engine/gradients.h"
+
+#include <algorithm>
+
+#include "engine/packing.h"
+
+namespace rnnpack {
+
+namespace {
+
+constexpr int64_t kGradientBlock = 128;  // rows summed in one accumulator
+
+// Neighbouring slots that take the input's product, in gate order: all of them, or for GRU r and z, then n.
+struct SlotRun {
+  int64_t slot, first_gate, gates;
+};
+int slot_runs(const CellTraits& cell, SlotRun* runs) {
+  int count = 0;
+  for (int g = 0; g < cell.gates; ++g) {
+    if (g > 0 && cell.ih_slot[g] == cell.ih_slot[g - 1] + 1) {
+      ++runs[count - 1].gates;
+    } else {
+      runs[count++] = {cell.ih_slot[g], g, 1};
+    }
+  }
+  return count;
+}
+
+WeightTotals take_totals(Arena& arena, int64_t rows, int64_t columns, bool weight, bool bias) {
+  WeightTotals totals{};
+  totals.rows = rows;
+  totals.columns = columns;
+  if (weight) totals.totals = arena.take<float>(rows * round_up(columns, kPanel));
+  if (bias) totals.bias = arena.take<float>(rows * 4);
+  return totals;
+}
+
+int64_t chunk_capacity(const Problem& p) { return gradient_chunk_steps(p) * p.rows.count; }
+
+}  // namespace
+
+int64_t gradient_chunk_steps(const Problem& p) {
+  const int64_t steps = ceil_div(kGradientBlock, std::max<int64_t>(p.rows.count, 1));
+  return std::clamp<int64_t>(steps, 1, std::max<int64_t>(p.rows.steps, 1));
+}
+
+ChunkGradients lay_out_chunk(Arena& arena, const Problem& p) {
+  ChunkGradients chunk{};
+  chunk.gate_width = traits(p.cell).slots * p.hidden;
+  chunk.projection = p.projection;
+  chunk.units = p.hidden;
+  const int64_t rows = chunk_capacity(p);
+  chunk.dgates = arena.take<float>(rows * chunk.gate_width);
+  if (p.projection > 0) {
+    chunk.dh_total = arena.take<float>(rows * p.projection);
+    chunk.hidden = arena.take<float>(rows * p.hidden);
+  }
+  return chunk;
+}
+
+GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int threads, bool measure) {
+  const Problem& p = b.forward;
+  const int64_t gate_rows = traits(p.cell).gates * p.hidden;
+  const int64_t input_columns = round_up(p.input_size, kPanel);
+  const int64_t widest = std::max({input_columns, round_up(p.output_size(), kPanel), p.projection > 0 ? round_up(p.hidden, kPanel) : 0});
+
+  GradientScratch s{};
+  s.ih = take_totals(arena, gate_rows, p.input_size, b.grad_weight_ih != nullptr, b.grad_bias_ih != nullptr);
+  s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh != nullptr, b.grad_bias_hh != nullptr);
+  s.hr = take_totals(arena, p.projection, p.hidden, b.grad_weight_hr != nullptr, false);
+  if (b.grad_input.data != nullptr) s.weight_ih = arena.take<float>(plain_panels(p.input_size).floats(gate_rows));
+  s.ones = arena.take<float>(kGradientBlock);
+  s.members = arena.take<GradientMember>(threads);
+  const int64_t own_rows = ceil_div(std::max(gate_rows, p.projection), threads) + 1;
+  for (int i = 0; i < threads; ++i) {
+    GradientMember m{};
+    m.left = arena.take<float>(own_rows * kGradientBlock);
+    m.right = arena.take<float>(kGradientBlock * widest);
+    if (b.grad_input.data != nullptr) m.input = arena.take<float>(kGradientBlock * input_columns);
+    m.a = arena.take<const float*>(std::max(own_rows, kGradientBlock));
+    m.source = arena.take<const float*>(2 * kGradientBlock);
+    m.c = arena.take<float*>(std::max(own_rows, 2 * kGradientBlock));
+    if (!measure) s.members[i] = m;
+  }
+  return s;
+}
+
+void Gradients::start() const {
+  for (const WeightTotals* weight : {&scratch_.ih, &scratch_.hh, &scratch_.hr}) {
+    const Range own = share(weight->rows, threads_, index_);
+    const int64_t width = round_up(weight->columns, kPanel);
+    if (weight->totals != nullptr) std::fill(weight->totals + own.first * width, weight->totals + own.last * width, 0.0f);
+    if (weight->bias != nullptr) std::fill(weight->bias + own.first * 4, weight->bias + own.last * 4, 0.0f);
+  }
+  if (index_ == 0) std::fill(scratch_.ones, scratch_.ones + kGradientBlock, 1.0f);
+  if (scratch_.weight_ih == nullptr) return;
+  SlotRun runs[kMaxGates];
+  const int count = slot_runs(traits(p_.cell), runs);
+  for (int i = 0; i < count; ++i) {
+    const int64_t first = runs[i].first_gate * p_.hidden;
+    const LayerWeights& w = p_.weights[0];
+    pack_columns_share(kernels_, w.weight_ih + first * w.ld_ih, w.ld_ih, runs[i].gates * p_.hidden, p_.input_size, threads_, index_,
+                       scratch_.weight_ih + plain_panels(p_.input_size).floats(first));
+  }
+}
+
+void Gradients::add_chunk(int64_t first, int64_t last) const {
+  const float** inputs = mine_.source;
+  const float** states = mine_.source + kGradientBlock;
+  float** outputs = mine_.c + kGradientBlock;
+  int64_t block = 0, place = 0;
+  const auto flush = [&] {
+    if (block == 0) return;
+    add_block(place, block, inputs, states);
+    if (b_.grad_input.data != nullptr) add_input(place, block, outputs);
+    place += block;
+    block = 0;
+  };
+  for (int64_t s = first; s < last; ++s) {
+    for (int64_t r = 0; r < p_.rows.active_at(s); ++r) {
+      const int64_t t = p_.rows.time_of(s, r, p_.reverse);
+      inputs[block] = p_.rows.at(p_.input, t, r);
+      states[block] = s > 0 ? p_.rows.at(p_.output, p_.rows.time_of(s - 1, r, p_.reverse), r)
+                      : p_.h_0 != nullptr ? p_.h_0 + p_.rows.row_of(r) * p_.output_size()
+                                          : zeros_;
+      if (b_.grad_input.data != nullptr) outputs[block] = p_.rows.at(b_.grad_input, t, r);
+      if (++block == kGradientBlock) flush();
+    }
+  }
+  flush();
+}
+
+void Gradients::add_block(int64_t first_row, int64_t rows, const float* const* inputs, const float* const* states) const {
+  const CellTraits& cell = traits(p_.cell);
+  add_weight(scratch_.ih, cell.ih_slot, first_row, rows, chunk_.dgates, chunk_.gate_width, inputs);
+  add_weight(scratch_.hh, cell.hh_slot, first_row, rows, chunk_.dgates, chunk_.gate_width, states);
+  if (scratch_.hr.totals == nullptr) return;
+  const float* hidden[kGradientBlock];
+  for (int64_t i = 0; i < rows; ++i) hidden[i] = chunk_.hidden_row(first_row + i);
+  constexpr int kOneSlot[1] = {0};
+  add_weight(scratch_.hr, kOneSlot, first_row, rows, chunk_.dh_total, chunk_.projection, hidden);
+}
+
+void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row, int64_t rows, const float* left,
+                           int64_t ld_left, const float* const* right) const {
+  if (weight.totals == nullptr && weight.bias == nullptr) return;
+  const Range own = share(weight.rows, threads_, index_);
+  const bool gates = &weight != &scratch_.hr;
+  const int64_t slot_width = gates ? p_.hidden : weight.rows;
+
+  // Own columns of `left`, transposed: row j of the weight becomes a row of `rows` floats.
+  for (int64_t j = own.first; j < own.last;) {
+    const int64_t gate = j / slot_width;
+    const int64_t end = std::min((gate + 1) * slot_width, own.last);
+    const float* from = left + first_row * ld_left + slot_of[gate] * slot_width + j % slot_width;
+    for (int64_t i = 0; i < rows; i += kPanel) {
+      const float* source[kPanel];
+      for (int64_t q = 0; q < kPanel; ++q) source[q] = i + q < rows ? from + (i + q) * ld_left : nullptr;
+      kernels_.pack_rows(end - j, source, mine_.left + (j - own.first) * kGradientBlock + i, kGradientBlock);
+    }
+    j = end;
+  }
+  const int64_t count = own.last - own.first;
+  for (int64_t j = 0; j < count; ++j) mine_.a[j] = mine_.left + j * kGradientBlock;
+
+  if (weight.totals != nullptr) {
+    const PanelMap map = plain_panels(weight.columns);
+    for (int64_t p = 0; p < map.count; ++p) {
+      kernels_.pack_columns(rows, right, weight.columns, p, mine_.right + map.offset_of(p, rows), map.row_stride(p));
+    }
+    const int64_t width = round_up(weight.columns, kPanel);
+    // Row pointers of the totals share their array with outputs[] of add_chunk, which lie past the first block: set them by batches.
+    for (int64_t j = 0; j < count; j += kGradientBlock) {
+      const int64_t batch = std::min(kGradientBlock, count - j);
+      for (int64_t q = 0; q < batch; ++q) mine_.c[q] = weight.totals + (own.first + j + q) * width;
+      multiply(kernels_.gemm, batch, rows, mine_.a + j, mine_.right, map, 0, map.count, nullptr, mine_.c);
+    }
+  }
+  if (weight.bias != nullptr) {
+    for (int64_t j = 0; j < count; j += kGradientBlock) {
+      const int64_t batch = std::min(kGradientBlock, count - j);
+      for (int64_t q = 0; q < batch; ++q) mine_.c[q] = weight.bias + (own.first + j + q) * 4;
+      kernels_.direct(batch, rows, mine_.a + j, scratch_.ones, 0, 1, nullptr, 0, mine_.c);
+    }
+  }
+}
+
+void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs) const {
+  const Range own = share(rows, threads_, index_);
+  const int64_t width = round_up(p_.input_size, kPanel);
+  const int64_t count = own.last - own.first;
+  SlotRun runs[kMaxGates];
+  const int run_count = slot_runs(traits(p_.cell), runs);
+  const PanelMap map = plain_panels(p_.input_size);
+  for (int64_t i = 0; i < count; ++i) {
+    mine_.c[i] = mine_.input + i * width;
+    std::fill(mine_.c[i], mine_.c[i] + width, 0.0f);
+  }
+  for (int n = 0; n < run_count; ++n) {
+    for (int64_t i = 0; i < count; ++i) mine_.a[i] = chunk_.dgates_row(first_row + own.first + i) + runs[n].slot * p_.hidden;
+    multiply(kernels_.gemm, count, runs[n].gates * p_.hidden, mine_.a, scratch_.weight_ih + map.floats(runs[n].first_gate * p_.hidden),
+             map, 0, map.count, nullptr, mine_.c);
+  }
+  for (int64_t i = 0; i < count; ++i) LayerPass::copy(outputs[own.first + i], mine_.c[i], {0, p_.input_size});
+}
+
+void Gradients::finish() const {
+  const auto write = [this](const WeightTotals& weight, float* gradient, float* bias) {
+    const Range own = share(weight.rows, threads_, index_);
+    for (int64_t j = own.first; j < own.last; ++j) {
+      if (weight.totals != nullptr) {
+        std::copy_n(weight.totals + j * round_up(weight.columns, kPanel), weight.columns, gradient + j * weight.columns);
+      }
+      if (weight.bias != nullptr) bias[j] = weight.bias[j * 4];
+    }
+  };
+  write(scratch_.ih, b_.grad_weight_ih, b_.grad_bias_ih);
+  write(scratch_.hh, b_.grad_weight_hh, b_.grad_bias_hh);
+  write(scratch_.hr, b_.grad_weight_hr, nullptr);
+}
+
+}  // namespace rnnpack

@@ -1,0 +1,86 @@
+// Gradients of weights, biases and input from a chunk's gradients of pre-gates: the products that need no order in time.
+//
+// They are not left to a general matrix library because the sums must not depend on the number of threads, and because a long sum in one
+// accumulator loses digits: here a chunk is summed from zero and then added to the total.
+#pragma once
+
+#include "engine/arena.h"
+#include "engine/layer_pass.h"
+
+namespace rnnpack {
+
+// Steps whose gradients are taken together: about 128 rows. A function of the problem alone, as it sets the order of sums.
+int64_t gradient_chunk_steps(const Problem& problem);
+
+// The rows of a chunk: those of its first step, then of the next, in processing order.
+struct ChunkGradients {
+  float* dgates;    // [rows, slots * hidden]
+  float* dh_total;  // [rows, projection]
+  float* hidden;    // [rows, hidden]
+  int64_t gate_width, projection, units;
+
+  float* dgates_row(int64_t row) const { return dgates + row * gate_width; }
+  float* dh_total_row(int64_t row) const { return dh_total + row * projection; }
+  float* hidden_row(int64_t row) const { return hidden + row * units; }
+};
+ChunkGradients lay_out_chunk(Arena& arena, const Problem& problem);
+
+// One product gradient[j, :] = sum over rows of left[row, j] * right[row, :], of which each thread makes a share of j.
+struct WeightTotals {
+  float* totals;     // [rows of the weight, padded columns]
+  float* bias;       // [rows of the weight, 4], the first of four; null: not wanted
+  int64_t rows, columns;
+};
+
+struct GradientMember {
+  float* left;           // [own rows of the largest weight, kGradientBlock]: columns of `left`, transposed
+  float* right;          // panels of kGradientBlock rows
+  float* input;          // [kGradientBlock, padded input]: gradients of input rows
+  const float** a;       // row pointers
+  const float** source;
+  float** c;
+};
+
+struct GradientScratch {
+  WeightTotals ih, hh, hr;
+  float* weight_ih;  // panels of weight_ih by its columns, when the input's gradient is wanted
+  float* ones;       // [kGradientBlock]
+  GradientMember* members;
+};
+GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& problem, int threads, bool measure);
+
+class Gradients {
+ public:
+  Gradients(const KernelTable& kernels, const BackwardProblem& problem, const GradientScratch& scratch, const ChunkGradients& chunk,
+            const float* zeros, int threads, int index)
+      : kernels_(kernels),
+        b_(problem),
+        p_(problem.forward),
+        scratch_(scratch),
+        chunk_(chunk),
+        zeros_(zeros),
+        mine_(scratch.members[index]),
+        threads_(threads),
+        index_(index) {}
+
+  void start() const;                               // zero totals, pack what the products need
+  void add_chunk(int64_t first, int64_t last) const;  // steps [first, last), all of whose dgates are there
+  void finish() const;                              // write the totals to the caller's tensors
+
+ private:
+  void add_block(int64_t first_row, int64_t rows, const float* const* inputs, const float* const* states) const;
+  void add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row, int64_t rows, const float* left, int64_t ld_left,
+                  const float* const* right) const;
+  void add_input(int64_t first_row, int64_t rows, float* const* outputs) const;
+
+  const KernelTable& kernels_;
+  const BackwardProblem& b_;
+  const Problem& p_;
+  const GradientScratch& scratch_;
+  const ChunkGradients& chunk_;
+  const float* zeros_;
+  const GradientMember& mine_;
+  const int threads_, index_;
+};
+
+}  // namespace rnnpack
