@@ -14,17 +14,18 @@ PACKAGE = ROOT / "src" / "rnnpack"
 
 # What each module of rnnpack may import of the others, a package standing for all in it.
 # "rnnpack" is the package as its users see it: the public names, and no module behind them.
-BELOW_LAYERS = {"functional", "sequences", "packing", "ops", "reference"}
+BELOW_LAYERS = {"functional", "sequences", "stream", "ops"}
 MAY_IMPORT = {
     "reference": set(),
-    "ops": {"reference"},
-    "sequences": {"ops"},
-    "packing": {"ops"},
-    "functional": {"sequences", "packing", "ops", "reference"},
+    "ops": {"reference", "sequences"},
+    "sequences": set(),
+    "stream": {"ops"},
+    "functional": {"ops"},
     "layers": BELOW_LAYERS,
     "cells": BELOW_LAYERS,
     "explain": BELOW_LAYERS | {"layers", "cells"},
     "convert": BELOW_LAYERS | {"layers", "cells"},
+    "packing": BELOW_LAYERS | {"layers", "cells", "convert"},
     "bench": {"rnnpack"},
     "cli": {"rnnpack", "bench"},
     "__main__": {"cli"},

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import multiprocessing
+import os
 import pickle
 import threading
 import warnings
@@ -262,30 +264,44 @@ def test_a_subclass_may_extend_the_constructor_and_forward(kind):
     assert_same_bits(copy.deepcopy(layer)(input)[0], layer(input)[0])
 
 
+def train_in_parallel(kind, as_view, store):
+    """Run in a process of its own, which ends without taking the process group down: torch may deadlock over that."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    ours = kind.make(4, 7, 2, bidirectional=True)
+    alone = copy.deepcopy(ours)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parallel = nn.parallel.DistributedDataParallel(ours, gradient_as_bucket_view=as_view)
+        hx = None
+        for _ in range(3):
+            first, second = torch.randn(3, 3, 4), torch.randn(6, 3, 4)
+            grads = []
+            for layer in (parallel, alone):
+                layer.zero_grad()
+                output, states = call(layer, first, hx)
+                (output.sum() + call(layer, second)[0].sum()).backward()
+                grads.append([p.grad.clone() for p in layer.parameters()])
+            torch.testing.assert_close(*grads)
+            assert all(p.grad.stride() == p.stride() for p in ours.parameters())
+            hx = tuple(state.detach() for state in states)
+    os._exit(DONE)
+
+
+DONE = 17  # an exit status that no crash has
+
+
 @pytest.mark.parametrize("as_view", [False, True], ids=["", "gradient_as_bucket_view"])
-@each_kind
-def test_distributed_data_parallel_without_warnings(kind, as_view, tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        ours = kind.make(4, 7, 2, bidirectional=True)
-        alone = copy.deepcopy(ours)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            parallel = nn.parallel.DistributedDataParallel(ours, gradient_as_bucket_view=as_view)
-            hx = None
-            for _ in range(3):
-                first, second = torch.randn(3, 3, 4), torch.randn(6, 3, 4)
-                grads = []
-                for layer in (parallel, alone):
-                    layer.zero_grad()
-                    output, states = call(layer, first, hx)
-                    (output.sum() + call(layer, second)[0].sum()).backward()
-                    grads.append([p.grad.clone() for p in layer.parameters()])
-                torch.testing.assert_close(*grads)
-                assert all(p.grad.stride() == p.stride() for p in ours.parameters())
-                hx = tuple(state.detach() for state in states)
-    finally:
-        dist.destroy_process_group()
+def test_distributed_data_parallel_without_warnings(as_view, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=train_in_parallel, args=(kind, as_view, tmp_path / str(kind)))
+        for kind in KINDS
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [DONE] * len(KINDS)
 
 
 def test_one_openmp_runtime_serves_torch_and_the_native_library():

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -47,7 +48,10 @@ def load(
     checkpoint: Path, model: nn.Module, optimizer: Optimizer, state: State, mesh: DeviceMesh
 ) -> State:
     """Read a checkpoint into model and optimizer, and return its state, of the kind of `state`."""
-    contents = _contents(model, optimizer, state, mesh)
+    # It is read into the tensors at hand; those of `state` are the caller's.
+    h_0, c_0 = state
+    own = (torch.empty_like(h_0), torch.empty_like(c_0))
+    contents = _contents(model, optimizer, own, mesh)
     dcp.load(contents, checkpoint_id=checkpoint)
     set_state_dict(
         model,
@@ -55,8 +59,7 @@ def load(
         model_state_dict=contents["model"],
         optim_state_dict=contents["optimizer"],
     )
-    h_n, c_n = (tensor.to_local() for tensor in contents["state"])
-    return h_n, c_n
+    return own
 
 
 def _contents(

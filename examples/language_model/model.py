@@ -27,7 +27,7 @@ class CharacterModel(nn.Module):
         self.head = nn.Linear(projection, characters)
 
     def forward(self, input: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read characters [L, N]: logits [L * N, characters] of the next ones, and the state after them."""
+        """From characters [L, N] to logits [L * N, characters] of the next ones, and the state."""
         output, state = self.lstm(self.embedding(input), state)
         return self.head(output.flatten(0, 1)), state
 
@@ -46,7 +46,8 @@ def share(model: CharacterModel, how: str, mesh: DeviceMesh) -> nn.Module:
     if how == "ddp":
         return DistributedDataParallel(model, process_group=mesh.get_group())
     fully_shard(model.lstm, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 @torch.no_grad()

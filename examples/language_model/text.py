@@ -27,11 +27,14 @@ class Text:
 
 
 def read(path: Path) -> str:
-    """Read a file, or the files of a folder in order of their names; links, which repeat, are left out."""
+    """Read a file, or the files of a folder in order of their names.
+
+    Links are left out: those of a folder of licences are second names of its files.
+    """
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.is_symlink())
     else:
-        files = [path]
+        files = [path] if path.exists() else []
     text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     if not text:
         raise SystemExit(f"{path}: expected text, found none; name a file or a folder with --text")
@@ -79,7 +82,7 @@ class Streams:
         return step % self.windows == 0
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Characters and the ones after them, both [window, rows]; after the last window the first."""
+        """Characters and those after them, both [window, rows]; after the last, the first window."""
         start = step % self.windows * self.window
         part = slice(start, start + self.window)
         return self.input[part], self.target[part]

@@ -6,7 +6,6 @@ At the end it prints the loss on text that training never saw, and some text of 
 """
 
 import argparse
-import contextlib
 import math
 import os
 import time
@@ -27,7 +26,7 @@ from text import Streams, Text
 
 # A rare gradient many times as long as the usual one would undo many steps.
 LARGEST_GRADIENT_NORM = 1.0
-SAMPLE_START, SAMPLE_LENGTH = 40, 400  # characters
+SAMPLE_START = 40  # characters of unseen text that the sample goes on from
 
 
 def parse() -> argparse.Namespace:
@@ -40,13 +39,14 @@ def parse() -> argparse.Namespace:
     add("--window", type=int, default=64, help="characters of a row in one step")
     add("--hidden", type=int, default=256, help="hidden size of the LSTM")
     add("--projection", type=int, default=128, help="size of the LSTM's projected output")
-    add("--rate", type=float, default=4e-3, help="learning rate of Adam")
+    add("--rate", type=float, default=6e-3, help="learning rate of Adam")
     add("--seed", type=int, default=0, help="of the initial weights and the sample")
+    add("--sample", type=int, default=400, help="characters to write at the end")
     add("--text", type=Path, default=Path("/usr/share/common-licenses"), help="a file or a folder")
     add("--checkpoints", type=Path, help="folder for checkpoints; not given: none are written")
     add("--every", type=int, default=100, help="steps from one checkpoint to the next")
     add("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
-    add("--log", type=Path, help="CSV file for the loss of every step")
+    add("--losses", type=Path, help="CSV file for the loss of each step")
     arguments = parser.parse_args()
     if arguments.checkpoints is None:
         if arguments.resume:
@@ -73,32 +73,30 @@ def main() -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     text = Text(arguments.text)
-    training = own_streams(text.training, arguments)
-    held_out = own_streams(text.validation, arguments)
+    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    training = Streams(text.training, arguments.rows, arguments.window, **ranks)
+    held_out = Streams(text.validation, arguments.rows, arguments.window, **ranks)
     precision = torch.bfloat16 if arguments.amp == "bf16" else torch.float32
 
     torch.manual_seed(arguments.seed)  # the same in every process: so are the weights
     plain = CharacterModel(len(text.alphabet), arguments.hidden, arguments.projection)
-    beginning = plain.initial_state(training.rows, precision)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = share(plain, arguments.shard, mesh)
     optimizer = torch.optim.Adam(model.parameters(), arguments.rate)
-
-    first, state = 0, beginning
+    first, state = 0, plain.initial_state(training.rows, precision)
     found = checkpoint.newest(arguments.checkpoints) if arguments.resume else None
     if found is not None:
         first = checkpoint.step_of(found)
-        state = checkpoint.load(found, model, optimizer, beginning, mesh)
+        state = checkpoint.load(found, model, optimizer, state, mesh)
 
-    # One process speaks for all.
-    console = Console(quiet=dist.get_rank() > 0)
+    console = Console(quiet=dist.get_rank() > 0)  # one process speaks for all
     characters = arguments.rows * arguments.window
     started = time.perf_counter()
-    with log_file(arguments.log, first) as log, progress_bar(console) as bar:
-        task = bar.add_task("", total=arguments.steps, completed=first, loss=math.nan, speed=0)
+    with losses_file(arguments.losses, first) as losses, progress_bar(console) as progress:
+        task = progress.add_task("", total=arguments.steps, completed=first, loss="", speed="")
         for step in range(first, arguments.steps):
             if training.begins(step):
-                state = beginning
+                state = plain.initial_state(training.rows, precision)
             loss, state = read(model, training[step], state, precision)
             optimizer.zero_grad()
             loss.backward()
@@ -107,29 +105,73 @@ def run(arguments: argparse.Namespace) -> None:
 
             done = step + 1
             mean = mean_over_processes(loss)
+            print(step, mean, sep=",", file=losses)
             speed = (done - first) * characters / (time.perf_counter() - started)
-            print(f"{step},{mean!r}", file=log)
-            bar.update(task, completed=done, loss=mean, speed=speed)
-            due = done % arguments.every == 0 or done == arguments.steps
-            if arguments.checkpoints is not None and due:
+            progress.update(task, completed=done, loss=f"{mean:.3f}", speed=f"{speed:,.0f}")
+            if arguments.checkpoints and (done % arguments.every == 0 or done == arguments.steps):
                 checkpoint.save(arguments.checkpoints, done, model, optimizer, state, mesh)
 
-    loss = validate(model, held_out, beginning, precision)
-    guess = math.log(len(text.alphabet))
-    console.print(f"validation loss {loss:.3f} nats a character (blind guess: {guess:.3f})")
+    beginning = plain.initial_state(held_out.rows, precision)
+    unseen, guess = validate(model, held_out, beginning, precision), math.log(len(text.alphabet))
+    result = f"validation loss {unseen:.3f} nats a character; blind guess: {guess:.3f}"
+    console.out(result, highlight=False)
     start = text.validation[:SAMPLE_START]
-    one_row = plain.initial_state(1, precision)
     with autocast(precision):
-        sample = write(model, start, one_row, SAMPLE_LENGTH, arguments.seed)
+        state = plain.initial_state(1, precision)
+        sample = write(model, start, state, arguments.sample, arguments.seed)
     console.rule("sample")
-    console.print(text.decode(torch.cat([start, sample])), markup=False, highlight=False)
+    console.out(text.decode(torch.cat([start, sample])), highlight=False)
 
 
-def own_streams(codes: Tensor, arguments: argparse.Namespace) -> Streams:
-    return Streams(
-        codes,
-        arguments.rows,
-        arguments.window,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
+def autocast(precision: torch.dtype) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16)
+
+
+def read(
+    model: nn.Module, window: tuple[Tensor, Tensor], state: State, precision: torch.dtype
+) -> tuple[Tensor, State]:
+    """Give the mean loss over a window, and the state after it, which carries no gradient on."""
+    input, target = window
+    with autocast(precision):
+        logits, (h_n, c_n) = model(input, state)
+    return cross_entropy(logits.float(), target.flatten()), (h_n.detach(), c_n.detach())
+
+
+@torch.no_grad()
+def validate(model: nn.Module, streams: Streams, state: State, precision: torch.dtype) -> float:
+    total = torch.zeros(())
+    for step in range(streams.windows):
+        loss, state = read(model, streams[step], state, precision)
+        total += loss
+    return mean_over_processes(total / streams.windows)
+
+
+def mean_over_processes(value: Tensor) -> float:
+    mean = value.detach() / dist.get_world_size()
+    dist.all_reduce(mean)
+    return mean.item()
+
+
+def progress_bar(console: Console) -> Progress:
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]}  {task.fields[speed]} characters/s"),
+        TimeRemainingColumn(),
+        console=console,
     )
+
+
+def losses_file(path: Path | None, first: int) -> TextIO:
+    """Open the log to go on with step `first`: lines of steps that are done again are dropped."""
+    if path is None or dist.get_rank() > 0:
+        return open(os.devnull, "w", encoding="utf-8")
+    header, *lines = path.read_text().splitlines() if path.exists() else ["step,loss"]
+    kept = [line for line in lines if int(line.split(",")[0]) < first]
+    file = path.open("w", encoding="utf-8", buffering=1)  # a line is written whole, at once
+    print(header, *kept, sep="\n", file=file)
+    return file
+
+
+if __name__ == "__main__":
+    main()

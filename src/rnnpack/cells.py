@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.rnn import RNNCellBase
 
-from rnnpack import functional
+from rnnpack import functional, ops
 from rnnpack.functional import Path
 from rnnpack.ops import CELL_INDEX, CELLS
 
@@ -30,7 +30,7 @@ class Cell(RNNCellBase):
         Raises:
             ValueError: rank. RuntimeError: sizes. TypeError: kind of an argument.
         """
-        if functional.op_may_run_at_once() and type(input) is Tensor and input.dim() == _BATCHED:
+        if functional.op_may_run_at_once(input) and input.dim() == _BATCHED:
             result = self._run_op(input, hx)
             if result is not None:
                 return result
@@ -60,7 +60,7 @@ class Cell(RNNCellBase):
         try:
             h_0, c_0 = (None, None) if hx is None else hx if has_cell_state else (hx, None)
             bias = weights[2:] or (None, None)
-            h, c = functional.cell_op(input, h_0, c_0, weights[0], weights[1], *bias, cell)
+            h, c = ops.cell_at_once(input, h_0, c_0, weights[0], weights[1], *bias, cell)
         except (RuntimeError, TypeError, ValueError):
             return None
         return (h, c) if has_cell_state else h

@@ -9,17 +9,16 @@ import sys
 import torch
 
 import rnnpack
+from rnnpack import bench as bench_package
 from rnnpack.ops import library_status
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="rnnpack", description=rnnpack.__doc__)
+    parser = argparse.ArgumentParser(prog="rnnpack", description="Recurrent layers for PyTorch on one native engine.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, processor features, the instruction set chosen")
     bench = commands.add_parser("bench", help="measure against torch.nn and other runtimes")
-    from rnnpack import bench as bench_package
-
     bench_package.add_arguments(bench)
     chosen = parser.parse_args(arguments)
     return info() if chosen.command == "info" else bench_package.main(chosen)

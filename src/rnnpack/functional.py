@@ -19,14 +19,10 @@ from torch import Tensor
 from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
 
-from rnnpack.ops import CELL_INDEX, CELLS, is_direct, library_status
-from rnnpack.ops.train import TrainInputs, reference_train
+from rnnpack import ops
+from rnnpack.ops import CELL_INDEX, CELLS, TrainInputs, is_direct, library_status, reference_train
 
-_ops = torch.ops.rnnpack
 _NATIVE = library_status().loaded
-# The op below its Python wrapper, which costs 0.5 us and only looks for tensor subclasses.
-infer_op = _ops.infer.default._op if _NATIVE else None
-cell_op = _ops.cell.default._op if _NATIVE else None
 _NATIVE_DEVICES = ("cpu", "meta")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
@@ -125,13 +121,15 @@ def _precision(input: Tensor) -> tuple[torch.dtype | None, torch.dtype]:
     return None, input.dtype
 
 
-def op_may_run_at_once() -> bool:
+def op_may_run_at_once(input: object) -> bool:
     """Whether a call without gradients may go to the op without looking at its arguments first.
 
-    No gradient, transform, forward AD or autocast region; not being traced (there the long way is free).
+    A CPU tensor; no gradient, transform, forward AD or autocast region; not being traced (there the long way is free).
     """
     return (
-        not torch.is_grad_enabled()
+        type(input) is Tensor
+        and input.is_cpu
+        and not torch.is_grad_enabled()
         and _NATIVE
         and _functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
@@ -242,7 +240,7 @@ def _infer(
 ) -> Results:
     if stack.dropout > 0 and stack.num_layers > 1:
         return _layer_by_layer(_infer, stack, input, h_0, c_0, weights, lengths, batch_sizes)
-    return _ops.infer(  # type: ignore[no-any-return]
+    return ops.infer(  # type: ignore[no-any-return]
         input,
         h_0,
         c_0,
@@ -267,7 +265,7 @@ def _train(
     lengths: Tensor | None,
     batch_sizes: Tensor | None,
 ) -> Results:
-    layer = _each_direction(lambda inputs: _ops.train(*inputs)[:3])
+    layer = _each_direction(lambda inputs: ops.train(*inputs)[:3])
     return _layer_by_layer(layer, stack, input, h_0, c_0, weights, lengths, batch_sizes)
 
 

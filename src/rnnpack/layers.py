@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnpack import functional
+from rnnpack import functional, ops
 from rnnpack.functional import Path, Stack
-from rnnpack.ops import CELL_INDEX, CELLS, library_status
-from rnnpack.ops.infer import pack_weights
+from rnnpack.ops import CELL_INDEX, CELLS, library_status, pack_weights
 from rnnpack.sequences import check_lengths
 from rnnpack.stream import Stream
 
@@ -115,7 +114,7 @@ class Recurrent(torch.nn.RNNBase):
         Raises:
             ValueError: rank or dtype of the input. RuntimeError: sizes. TypeError: kind of an argument.
         """
-        if functional.op_may_run_at_once() and type(input) is Tensor and lengths is None:
+        if functional.op_may_run_at_once(input) and lengths is None:
             result = self._run_op(input, hx)
             if result is not None:
                 return result
@@ -147,7 +146,7 @@ class Recurrent(torch.nn.RNNBase):
         has_cell_state = self.mode == "LSTM"
         try:
             h_0, c_0 = (None, None) if hx is None else hx if has_cell_state else (hx, None)
-            output, h_n, c_n = functional.infer_op(
+            output, h_n, c_n = ops.infer_at_once(
                 input,
                 h_0,
                 c_0,

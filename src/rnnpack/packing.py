@@ -12,8 +12,7 @@ from torch.nn.utils import parametrize
 from rnnpack.cells import Cell, GRUCell, LSTMCell, RNNCell
 from rnnpack.convert import Conversion, convert
 from rnnpack.layers import GRU, LSTM, RNN, Recurrent
-from rnnpack.ops import CELL_INDEX, library_status
-from rnnpack.ops.infer import pack_weights
+from rnnpack.ops import CELL_INDEX, check_packed, library_status, pack_weights
 
 
 def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
@@ -101,10 +100,10 @@ class _Packed:
     def _check_given(self: Any, name: str, given: Tensor, own: Tensor) -> None:
         cell = CELL_INDEX[self._cell()]
         try:
-            sizes = torch.ops.rnnpack.check_packed(given.contiguous(), cell)
+            sizes = check_packed(given.contiguous(), cell)
         except RuntimeError as error:
             raise RuntimeError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
-        expected = torch.ops.rnnpack.check_packed(own, cell)
+        expected = check_packed(own, cell)
         if sizes != expected:
             raise RuntimeError(
                 f"cannot load {name}: packed for (input_size, hidden_size, proj_size) = {tuple(sizes)}, "

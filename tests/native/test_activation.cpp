@@ -5,11 +5,11 @@
 namespace rnnpack::check {
 namespace {
 
-// Every 4001st float there is (a prime, so that mantissas differ from exponent to exponent), and all neighbours of the places where the
+// Every 10,007th float there is (a prime, so that mantissas differ from exponent to exponent), and all neighbours of the places where the
 // formulas change: zero, the smallest normal, the two forms of tanh, changes of the exponent's reduction, saturation.
 std::vector<float> floats_to_walk() {
   std::vector<float> values;
-  for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 4001) {
+  for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 10007) {
     values.push_back(float_of(static_cast<uint32_t>(bits)));
   }
   constexpr float kPlaces[] = {0.0f,  std::numeric_limits<float>::min(), 0.17328679f, 0.34657359f, 0.55f,  1.0397208f, 9.01f, 9.1f,

@@ -100,17 +100,39 @@ void check_kernels(const KernelTable& table, Random& random, int64_t k, int64_t 
     expect(right, isa_name(table.isa), " pack_rows, k ", k, ", stride ", row_stride, ": row ", kk, ", column ", j, " is ", packed[i]);
   }
 
-  for (int64_t count = 1; count <= kPanel; ++count) {
-    const int64_t ld = count + k % 3;
-    const Floats w(k == 0 ? 0 : (k - 1) * ld + count);
-    random.fill(w, 1.0f);
-    const Floats columns(floats);
-    table.pack_columns(k, w.data(), ld, count, columns.data(), row_stride);
+  const int64_t columns = 1 + (k * 11) % 40;
+  const RowBuffers wide(k, columns);
+  for (int64_t kk = 0; kk < k; ++kk) random.fill(wide[kk], 1.0f);
+  for (int64_t p = 0; p < ceil_div(columns, kPanel); ++p) {
+    const Floats panel(floats);
+    table.pack_columns(k, wide.const_rows(), columns, p, panel.data(), row_stride);
     for (int64_t i = 0; i < floats; ++i) {
-      const int64_t kk = i / row_stride, j = i % row_stride;
-      const bool right = j >= kPanel ? std::isnan(columns[i]) : columns[i] == (j < count ? w[kk * ld + j] : 0.0f);
-      expect(right, isa_name(table.isa), " pack_columns, k ", k, ", ", count, " columns, stride ", row_stride, ": row ", kk, ", column ",
-             j, " is ", columns[i]);
+      const int64_t kk = i / row_stride, j = i % row_stride, column = p * kPanel + j;
+      const bool right = j >= kPanel ? std::isnan(panel[i]) : panel[i] == (column < columns ? wide[kk][column] : 0.0f);
+      expect(right, isa_name(table.isa), " pack_columns, k ", k, ", panel ", p, " of ", columns, " columns, stride ", row_stride, ": row ",
+             kk, ", column ", j, " is ", panel[i]);
+    }
+  }
+}
+
+// A matrix in panels of its columns, made in shares.
+void check_columns(const KernelTable& table, Random& random, int64_t k, int64_t columns) {
+  const PanelMap map = plain_panels(columns);
+  const int64_t ld = columns + k % 3;
+  const Floats w((k - 1) * ld + columns);
+  random.fill(w, 1.0f);
+  for (const int64_t parts : {1, 2, 5}) {
+    const Floats packed(map.floats(k));
+    for (int64_t i = 0; i < parts; ++i) pack_columns_share(table, w.data(), ld, k, columns, parts, i, packed.data());
+    for (int64_t p = 0; p < map.count; ++p) {
+      for (int64_t kk = 0; kk < k; ++kk) {
+        for (int64_t j = 0; j < kPanel; ++j) {
+          const int64_t column = p * kPanel + j;
+          const float found = packed[map.offset_of(p, k) + kk * map.row_stride(p) + j];
+          expect(found == (column < columns ? w[kk * ld + column] : 0.0f), isa_name(table.isa), " pack_columns_share, ", k, " x ", columns,
+                 ", ", parts, " parts: row ", kk, ", column ", column, " is ", found);
+        }
+      }
     }
   }
 }
@@ -208,6 +230,7 @@ int main() {
   }
   for (const KernelTable* table : tables()) {
     for (int64_t k = 0; k <= 35; ++k) check_kernels(*table, random, k, kPanel * (1 + k % 4));
+    for (const int64_t k : {1, 63, 64, 65, 150}) check_columns(*table, random, k, 1 + (k * 3) % 97);
     for (int64_t hidden = 1; hidden <= 33; ++hidden) {
       for (int cell = 0; cell < kCellKinds; ++cell) {
         check_layer(*table, static_cast<CellKind>(cell), 1 + (hidden * 5) % 19, hidden, 0, hidden % 4 != 0);

@@ -21,11 +21,14 @@ void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* 
     const int64_t row_stride = map.row_stride(p);
     int64_t columns[kMaxTilePanels];
     for (int64_t q = 0; q < panels; ++q) columns[q] = map.column(p + q);
-    int64_t row = 0;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t count = height + (t < taller ? 1 : 0);
-      kernels.tile[count - 1][panels - 1](k, a + row, panel, row_stride, columns, bias, c + row);
-      row += count;
+    for (int64_t first_k = 0; first_k == 0 || first_k < k; first_k += kLongestSum) {
+      int64_t row = 0;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t count = height + (t < taller ? 1 : 0);
+        kernels.tile[count - 1][panels - 1](first_k, std::min(kLongestSum, k - first_k), a + row, panel + first_k * row_stride, row_stride,
+                                            columns, first_k == 0 ? bias : nullptr, c + row);
+        row += count;
+      }
     }
     p += panels;
   }

@@ -14,7 +14,8 @@
 
 namespace rnnpack {
 
-using GemmTile = void (*)(int64_t k, const float* const* a, const float* b, int64_t b_stride, const int64_t* columns,
+// A tile multiplies k of them from first_k on (b points at row first_k).
+using GemmTile = void (*)(int64_t first_k, int64_t k, const float* const* a, const float* b, int64_t b_stride, const int64_t* columns,
                           const float* bias, float* const* c);
 
 inline constexpr int kMaxTileRows = 14;
@@ -26,6 +27,10 @@ struct GemmKernels {
   int panels[kMaxTileRows];
   GemmTile tile[kMaxTileRows][kMaxTilePanels];
 };
+
+// Products with k above this are sums of parts, each added from zero: one accumulator over a thousand products loses a digit. It sets
+// bits, so it is one number for all; 256 rows of a group are 64 KiB, so more rows find them in the second-level cache.
+inline constexpr int64_t kLongestSum = 256;
 
 // All rows with the stored panels [first, last) of `map`; b points at panel 0.
 void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* const* a, const float* b, const PanelMap& map,

@@ -7,11 +7,11 @@
 namespace rnnpack::RNNPACK_ISA {
 
 template <int kRows, int kPanels>
-void gemm_tile(int64_t k, const float* const* a, const float* b, int64_t b_stride, const int64_t* columns, const float* bias,
+void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const float* b, int64_t b_stride, const int64_t* columns, const float* bias,
                float* const* c) {
   constexpr int kVecs = kPanel / kLanes;
   const float* row[kRows];
-  for (int i = 0; i < kRows; ++i) row[i] = a[i];
+  for (int i = 0; i < kRows; ++i) row[i] = a[i] + first_k;
 
   Vec sum[kRows][kPanels][kVecs];
   for (int p = 0; p < kPanels; ++p) {
