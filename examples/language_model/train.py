@@ -12,17 +12,16 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+import checkpoint
 import torch
 import torch.distributed as dist
+from model import CharacterModel, State, share, write
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from text import Streams, Text
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
-
-import checkpoint
-from model import CharacterModel, State, share, write
-from text import Streams, Text
 
 # A rare gradient many times as long as the usual one would undo many steps.
 LARGEST_GRADIENT_NORM = 1.0

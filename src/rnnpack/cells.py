@@ -81,9 +81,7 @@ class Cell(RNNCellBase):
     def _name(self) -> str:
         return type(self).__name__
 
-    def _arguments(
-        self, input: Tensor, hx: Any
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _arguments(self, input: Tensor, hx: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
         if not isinstance(input, Tensor):
             raise TypeError(
                 f"{self._name()}: expected input to be a Tensor, got {type(input).__name__}"
@@ -134,7 +132,12 @@ class LSTMCell(Cell):
     """One step of an LSTM; takes the place of `torch.nn.LSTMCell`. Equations: `rnnpack.LSTM`."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, num_chunks=4, device=device, dtype=dtype)
 
@@ -159,7 +162,12 @@ class GRUCell(Cell):
     """One step of a GRU; takes the place of `torch.nn.GRUCell`. Equations: `rnnpack.GRU`."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, num_chunks=3, device=device, dtype=dtype)
 

@@ -15,7 +15,9 @@ from rnnpack.ops import library_status
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="rnnpack", description="Recurrent layers for PyTorch on one native engine.")
+    parser = argparse.ArgumentParser(
+        prog="rnnpack", description="Recurrent layers for PyTorch on one native engine."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, processor features, the instruction set chosen")
     bench = commands.add_parser("bench", help="measure against torch.nn and other runtimes")

@@ -64,7 +64,11 @@ def _swap(model: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]]) 
         if plain in classes:
             target = classes[plain]
             if parametrized:
-                body = {k: v for k, v in vars(type(module)).items() if k not in ("__dict__", "__weakref__")}
+                body = {
+                    k: v
+                    for k, v in vars(type(module)).items()
+                    if k not in ("__dict__", "__weakref__")
+                }
                 target = type(type(module).__name__, (target,), body)
             module.__class__ = target
             _settle(module)

@@ -97,7 +97,10 @@ def run(
                 input.to(compute),
                 None if h_0 is None else h_0.to(compute),
                 None if c_0 is None else c_0.to(compute),
-                [weight.to(compute) if weight.is_floating_point() else weight for weight in weights],
+                [
+                    weight.to(compute) if weight.is_floating_point() else weight
+                    for weight in weights
+                ],
                 lengths,
                 batch_sizes,
             )
@@ -138,9 +141,7 @@ def op_may_run_at_once(input: object) -> bool:
     )
 
 
-def needs_gradient(
-    input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weights: Weights
-) -> bool:
+def needs_gradient(input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weights: Weights) -> bool:
     """Grad mode is on and any of input, states, weights requires a gradient."""
     if not torch.is_grad_enabled():
         return False
@@ -178,7 +179,9 @@ def _transformed(input: Tensor, weights: Weights) -> bool:
 
 
 def _watches(tensor: Tensor) -> bool:
-    if isinstance(tensor, torch._subclasses.FakeTensor | torch._subclasses.functional_tensor.FunctionalTensor):
+    if isinstance(
+        tensor, torch._subclasses.FakeTensor | torch._subclasses.functional_tensor.FunctionalTensor
+    ):
         return False  # tracing: the op stays one node
     return type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl and (
         type(tensor) not in _PLAIN_TENSORS
@@ -212,13 +215,19 @@ def explain(
             why += "; torch's kernels have neither lengths nor empty sequences"
         return Path(path, why)
     if path == "reference":
-        return Path(path, "a function transform, forward AD or a tensor subclass watches single operations")
+        return Path(
+            path, "a function transform, forward AD or a tensor subclass watches single operations"
+        )
     if path == "train":
-        return Path(path, "a gradient is needed: grad mode is on and input, states or weights require it")
+        return Path(
+            path, "a gradient is needed: grad mode is on and input, states or weights require it"
+        )
     if weights[0].dtype == torch.uint8:
         return Path("packed", "the layer holds packed weights")
     if stack.dropout > 0 and stack.num_layers > 1:
-        return Path("infer", "no gradient is needed; dropout between layers makes it one op a layer")
+        return Path(
+            "infer", "no gradient is needed; dropout between layers makes it one op a layer"
+        )
     rows = input.size(0) if batch_sizes is not None else input.size(0) * input.size(1)
     if is_direct(rows):
         return Path(

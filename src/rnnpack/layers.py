@@ -351,9 +351,7 @@ class LSTM(Recurrent):
         if hx is None:
             return None, None
         if not isinstance(hx, tuple | list):
-            raise TypeError(
-                f"LSTM: expected hx to be a tuple (h_0, c_0), got {type(hx).__name__}"
-            )
+            raise TypeError(f"LSTM: expected hx to be a tuple (h_0, c_0), got {type(hx).__name__}")
         if len(hx) != 2 or not all(isinstance(state, Tensor) for state in hx):
             kinds = ", ".join(type(state).__name__ for state in hx)
             raise TypeError(f"LSTM: expected hx to be a tuple (h_0, c_0) of Tensors, got ({kinds})")

@@ -52,7 +52,9 @@ def _pack_in_place(module: nn.Module, target: type[nn.Module], *, keep: bool) ->
         names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
     packed = pack_weights(module._cell(), weights, len(suffixes))
     if keep and not all(name in module._parameters for name in names):
-        raise TypeError("keep=True needs plain parameters: remove pruning and parametrizations first")
+        raise TypeError(
+            "keep=True needs plain parameters: remove pruning and parametrizations first"
+        )
 
     module.__class__ = target
     if not keep:
@@ -90,7 +92,9 @@ class _Packed:
             )
         return super().forward(input, hx, **options)  # type: ignore[misc]
 
-    def _load_from_state_dict(self: Any, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self: Any, state_dict: dict[str, Any], prefix: str, *rest: Any
+    ) -> None:
         for name, own in self._buffers.items():
             given = state_dict.get(prefix + name)
             if name.startswith("packed") and given is not None:

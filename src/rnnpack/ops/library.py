@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
-import rnnpack
-
 _NAME = "rnnpack_native"
+_PACKAGE = __name__.partition(".")[
+    0
+]  # an editable install has it in two places, one of them with the library
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class LibraryStatus:
 
 def _candidates() -> list[Path]:
     suffix = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
-    return [Path(place) / "lib" / f"{_NAME}{suffix}" for place in rnnpack.__path__]
+    return [Path(place) / "lib" / f"{_NAME}{suffix}" for place in sys.modules[_PACKAGE].__path__]
 
 
 @functools.cache

@@ -142,9 +142,7 @@ def _gradients(
     found = torch.ops.rnnpack.train_backward(
         *grads, *a[:_TENSORS], output, reserve, a.cell, a.reverse, a.recompute, batch, bits
     )
-    return tuple(
-        gradient if want else None for gradient, want in zip(found, wanted, strict=True)
-    )
+    return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
 
 
 def _differentiable_gradients(
