@@ -265,7 +265,10 @@ def test_a_subclass_may_extend_the_constructor_and_forward(kind):
 
 
 def train_in_parallel(kind, as_view, store):
-    """Run in a process of its own, which ends without taking the process group down: torch may deadlock over that."""
+    """Run in a process of its own.
+
+    It ends without taking the process group down: torch may deadlock over that.
+    """
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     ours = kind.make(4, 7, 2, bidirectional=True)
     alone = copy.deepcopy(ours)

@@ -69,8 +69,8 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
 
   Scratch s{};
   if (b.recompute()) s.packed = arena.take<float>(shape.packed_floats());
-  s.weight_hh = arena.take<float>(plain_panels(p.output_size()).floats(gate_columns(p)));
-  if (p.projection > 0) s.weight_hr = arena.take<float>(plain_panels(p.hidden).floats(p.projection));
+  s.weight_hh = arena.take<float>(plain_panels(p.output_size(), p.hh_group).floats(gate_columns(p)));
+  if (p.projection > 0) s.weight_hr = arena.take<float>(plain_panels(p.hidden, p.hh_group).floats(p.projection));
   s.dh = arena.take<float>(p.rows.count * outputs);
   if (has_cell_state) {
     s.dc = arena.take<float>(p.rows.count * units);
@@ -139,9 +139,9 @@ class Member {
   void pack() {
     const LayerWeights& w = p_.weights[0];
     if (b_.recompute()) pack_share(pass_.kernels, shape_, w, plan_.threads, index_, scratch_.packed);
-    pack_columns_share(pass_.kernels, w.weight_hh, w.ld_hh, gate_columns(p_), p_.output_size(), plan_.threads, index_, scratch_.weight_hh);
+    pack_columns_share(pass_.kernels, w.weight_hh, w.ld_hh, gate_columns(p_), p_.output_size(), p_.hh_group, plan_.threads, index_, scratch_.weight_hh);
     if (p_.projection > 0) {
-      pack_columns_share(pass_.kernels, w.weight_hr, w.ld_hr, p_.projection, p_.hidden, plan_.threads, index_, scratch_.weight_hr);
+      pack_columns_share(pass_.kernels, w.weight_hr, w.ld_hr, p_.projection, p_.hidden, p_.hh_group, plan_.threads, index_, scratch_.weight_hr);
     }
     gradients_.start();
     scratch_.team_barrier->wait();
@@ -265,7 +265,7 @@ class Member {
     group_.step_barrier->wait();
 
     const Range own = own_output_panels();
-    multiply(pass_.kernels.gemm, active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh, plain_panels(p_.output_size()),
+    multiply(pass_.kernels.gemm, active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh, plain_panels(p_.output_size(), p_.hh_group),
              own.first, own.last, nullptr, mine_.dh);
   }
 
@@ -279,7 +279,7 @@ class Member {
       std::fill(mine_.dh[i] + own_output_panels().first * kPanel, mine_.dh[i] + own_output_panels().last * kPanel, 0.0f);
     }
     group_.step_barrier->wait();
-    multiply(pass_.kernels.gemm, active, p_.projection, mine_.dh_total, scratch_.weight_hr, plain_panels(p_.hidden), pass_.blocks.first,
+    multiply(pass_.kernels.gemm, active, p_.projection, mine_.dh_total, scratch_.weight_hr, plain_panels(p_.hidden, p_.hh_group), pass_.blocks.first,
              pass_.blocks.last, scratch_.zeros, mine_.dhidden);
   }
 

@@ -12,6 +12,9 @@ namespace rnnpack {
 // Packs one layer and direction. packed: shape.packed_floats() floats, cache-line aligned, all written.
 void pack_layer(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights, float* packed);
 
+// Sets the groups of weights that a call packs for itself: as wide as the tiles that will read them.
+void choose_groups(const KernelTable& kernels, Problem& problem);
+
 // Runs a whole stack. scratch: forward_scratch_bytes(...) bytes, cache-line aligned.
 int64_t forward_scratch_bytes(const Problem& problem, const Plan& plan);
 void run_forward(const KernelTable& kernels, const Problem& problem, const Plan& plan, void* scratch);

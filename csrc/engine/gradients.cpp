@@ -68,7 +68,7 @@ GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int th
   s.ih = take_totals(arena, gate_rows, p.input_size, b.grad_weight_ih != nullptr, b.grad_bias_ih != nullptr);
   s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh != nullptr, b.grad_bias_hh != nullptr);
   s.hr = take_totals(arena, p.projection, p.hidden, b.grad_weight_hr != nullptr, false);
-  if (b.grad_input.data != nullptr) s.weight_ih = arena.take<float>(plain_panels(p.input_size).floats(gate_rows));
+  if (b.grad_input.data != nullptr) s.weight_ih = arena.take<float>(plain_panels(p.input_size, p.ih_group).floats(gate_rows));
   s.ones = arena.take<float>(kGradientBlock);
   s.members = arena.take<GradientMember>(threads);
   const int64_t own_rows = ceil_div(std::max(gate_rows, p.projection), threads) + 1;
@@ -99,8 +99,8 @@ void Gradients::start() const {
   for (int i = 0; i < count; ++i) {
     const int64_t first = runs[i].first_gate * p_.hidden;
     const LayerWeights& w = p_.weights[0];
-    pack_columns_share(kernels_, w.weight_ih + first * w.ld_ih, w.ld_ih, runs[i].gates * p_.hidden, p_.input_size, threads_, index_,
-                       scratch_.weight_ih + plain_panels(p_.input_size).floats(first));
+    pack_columns_share(kernels_, w.weight_ih + first * w.ld_ih, w.ld_ih, runs[i].gates * p_.hidden, p_.input_size, p_.ih_group, threads_, index_,
+                       scratch_.weight_ih + plain_panels(p_.input_size, p_.ih_group).floats(first));
   }
 }
 
@@ -164,7 +164,7 @@ void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64
   for (int64_t j = 0; j < count; ++j) mine_.a[j] = mine_.left + j * kGradientBlock;
 
   if (weight.totals != nullptr) {
-    const PanelMap map = plain_panels(weight.columns);
+    const PanelMap map = plain_panels(weight.columns, p_.ih_group);
     for (int64_t p = 0; p < map.count; ++p) {
       kernels_.pack_columns(rows, right, weight.columns, p, mine_.right + map.offset_of(p, rows), map.row_stride(p));
     }
@@ -191,7 +191,7 @@ void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs
   const int64_t count = own.last - own.first;
   SlotRun runs[kMaxGates];
   const int run_count = slot_runs(traits(p_.cell), runs);
-  const PanelMap map = plain_panels(p_.input_size);
+  const PanelMap map = plain_panels(p_.input_size, p_.ih_group);
   for (int64_t i = 0; i < count; ++i) {
     mine_.c[i] = mine_.input + i * width;
     std::fill(mine_.c[i], mine_.c[i] + width, 0.0f);

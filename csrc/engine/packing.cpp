@@ -41,10 +41,10 @@ void pack_share(const KernelTable& kernels, const LayerShape& shape, const Layer
   }
 }
 
-void pack_columns_share(const KernelTable& kernels, const float* w, int64_t ld, int64_t k, int64_t columns, int64_t parts, int64_t index,
-                        float* panels) {
+void pack_columns_share(const KernelTable& kernels, const float* w, int64_t ld, int64_t k, int64_t columns, int32_t group, int64_t parts,
+                        int64_t index, float* panels) {
   constexpr int64_t kRows = 64;  // row pointers at a time
-  const PanelMap map = plain_panels(columns);
+  const PanelMap map = plain_panels(columns, group);
   const Range own = share(map.count, parts, index);
   for (int64_t p = own.first; p < own.last; ++p) {
     for (int64_t kk = 0; kk < k; kk += kRows) {
@@ -54,6 +54,14 @@ void pack_columns_share(const KernelTable& kernels, const float* w, int64_t ld, 
       kernels.pack_columns(count, rows, columns, p, panels + map.offset_of(p, k) + kk * map.row_stride(p), map.row_stride(p));
     }
   }
+}
+
+void choose_groups(const KernelTable& kernels, Problem& problem) {
+  const auto width = [&gemm = kernels.gemm](int64_t rows) {
+    return static_cast<int32_t>(gemm.panels[std::clamp<int64_t>(rows, 1, gemm.max_rows) - 1]);
+  };
+  problem.ih_group = width(problem.rows.total());
+  problem.hh_group = width(problem.rows.count);
 }
 
 void pack_layer(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights, float* packed) {

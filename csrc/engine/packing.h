@@ -10,8 +10,8 @@ namespace rnnpack {
 void pack_share(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights, int64_t parts, int64_t index,
                 float* packed);
 
-// Share `index` of `parts` of a matrix [k, columns] in panels of its columns, as products with its transpose take it: plain_panels(columns).
-void pack_columns_share(const KernelTable& kernels, const float* w, int64_t ld, int64_t k, int64_t columns, int64_t parts, int64_t index,
-                        float* panels);
+// Share `index` of `parts` of a matrix [k, columns] in panels of its columns, as products with its transpose take it: plain_panels(columns, group).
+void pack_columns_share(const KernelTable& kernels, const float* w, int64_t ld, int64_t k, int64_t columns, int32_t group, int64_t parts,
+                        int64_t index, float* panels);
 
 }  // namespace rnnpack

@@ -13,12 +13,14 @@ struct LayerShape {
   int64_t input;
   int64_t hidden;
   int64_t projection;  // 0: none
+  int32_t ih_group = kGroup;  // panels of a group
+  int32_t hh_group = kGroup;  // also of weight_hr, and of the transposed matrices of the backward pass
 
   int64_t output() const { return projection > 0 ? projection : hidden; }
   GateLayout gates() const { return {hidden, traits(cell).slots}; }
-  PanelMap ih_panels() const { return gate_panels(gates(), traits(cell), traits(cell).ih_slot); }
-  PanelMap hh_panels() const { return gate_panels(gates(), traits(cell), traits(cell).hh_slot); }
-  PanelMap hr_panels() const { return plain_panels(projection); }
+  PanelMap ih_panels() const { return gate_panels(gates(), traits(cell), traits(cell).ih_slot, ih_group); }
+  PanelMap hh_panels() const { return gate_panels(gates(), traits(cell), traits(cell).hh_slot, hh_group); }
+  PanelMap hr_panels() const { return plain_panels(projection, hh_group); }
 
   // Packed weights: bias | panels of weight_ih | of weight_hh | of weight_hr, in floats, each part on a cache line.
   int64_t ih_offset() const { return pad_floats(gates().columns()); }
@@ -69,6 +71,8 @@ struct Rows {
 };
 
 struct Problem {
+  int32_t ih_group = kGroup;  // see LayerShape
+  int32_t hh_group = kGroup;
   CellKind cell;
   int64_t input_size, hidden, projection;
   int64_t layers;
@@ -88,7 +92,7 @@ struct Problem {
 
   LayerShape shape(int64_t layer) const {
     const int64_t out = projection > 0 ? projection : hidden;
-    return {cell, layer == 0 ? input_size : directions * out, hidden, projection};
+    return {cell, layer == 0 ? input_size : directions * out, hidden, projection, ih_group, hh_group};
   }
   int64_t output_size() const { return projection > 0 ? projection : hidden; }
   bool reversed(int d) const { return directions == 2 ? d == 1 : reverse; }

@@ -31,8 +31,9 @@ void check_state(const std::optional<Tensor>& state, const char* name, int64_t s
   check_sizes(*state, name, {stacks, rows, width});
 }
 
-void run(const Problem& problem) {
+void run(Problem& problem) {
   if (problem.rows.count == 0) return;
+  if (problem.weights[0].packed == nullptr) choose_groups(kernels(), problem);
   const Plan plan = make_plan(problem, thread_limit(), l2_cache_bytes());
   const Scratch scratch(forward_scratch_bytes(problem, plan));
   run_forward(kernels(), problem, plan, scratch.data());

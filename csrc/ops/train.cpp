@@ -37,6 +37,7 @@ struct Layer {
     problem.weights = &weights;
     problem.h_0 = state(h_0, "h_0", shape.output());
     problem.c_0 = state(c_0, "c_0", shape.hidden);
+    choose_groups(kernels(), problem);
   }
 
   bool has_cell_state() const { return traits(shape.cell).has_cell_state; }

@@ -24,11 +24,14 @@ class Cell(RNNCellBase):
 
         Args:
             input: [N, H_in], or [H_in] unbatched.
-            hx: the state h [N, hidden_size] (LSTM: a tuple (h, c)), without N if unbatched; None: zero.
+            hx: the state h [N, hidden_size] (LSTM: a tuple (h, c)), without N if unbatched;
+                None: zero.
         Returns:
             The next state, in the form of `hx`.
         Raises:
-            ValueError: rank. RuntimeError: sizes. TypeError: kind of an argument.
+            ValueError: rank.
+            RuntimeError: sizes.
+            TypeError: kind of an argument.
         """
         if functional.op_may_run_at_once(input) and input.dim() == _BATCHED:
             result = self._run_op(input, hx)
@@ -51,7 +54,7 @@ class Cell(RNNCellBase):
         )
 
     def _run_op(self, input: Tensor, hx: Any) -> Any:
-        """The short way for the commonest call; None where the op refuses, and `forward` says why."""
+        """The short way for the commonest call; None where the op refuses: `forward` says why."""
         weights = self._weights()
         if len(weights) == 1:  # packed
             return None
@@ -107,11 +110,13 @@ class Cell(RNNCellBase):
     def _check_state(self, input: Tensor, state: Tensor, index: int) -> None:
         if state.dim() != _BATCHED or state.size(0) != input.size(0):
             raise RuntimeError(
-                f"Input batch size {input.size(0)} doesn't match hidden{index} batch size {state.size(0)}"
+                f"Input batch size {input.size(0)} doesn't match "
+                f"hidden{index} batch size {state.size(0)}"
             )
         if state.size(1) != self.hidden_size:
             raise RuntimeError(
-                f"hidden{index} has inconsistent hidden_size: got {state.size(1)}, expected {self.hidden_size}"
+                f"hidden{index} has inconsistent hidden_size: "
+                f"got {state.size(1)}, expected {self.hidden_size}"
             )
 
     def _split_state(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -176,7 +181,10 @@ class GRUCell(Cell):
 
 
 class RNNCell(Cell):
-    """One step of an Elman network; takes the place of `torch.nn.RNNCell`. Equations: `rnnpack.RNN`."""
+    """One step of an Elman network; takes the place of `torch.nn.RNNCell`.
+
+    Equations: `rnnpack.RNN`.
+    """
 
     nonlinearity: str
 

@@ -26,7 +26,7 @@ _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert` or `revert` did: the model, the names it swapped, and those it left with the reason.
+    """What `convert` or `revert` did: the model, the names swapped, those left and the reasons.
 
     The root module's name is "".
     """
@@ -39,13 +39,15 @@ class Conversion:
 def convert(model: nn.Module) -> Conversion:
     """Turn every LSTM, GRU, RNN and cell of `torch.nn` in `model` into rnnpack's, in place.
 
-    Modules stay the same objects, with the same parameters, hooks, pruning and parametrizations: only their class changes, so
-    optimizers, tied weights and references elsewhere stay right. The root module may itself be a layer.
+    Modules stay the same objects, with the same parameters, hooks, pruning and parametrizations:
+    only their class changes, so optimizers, tied weights and references elsewhere stay right. The
+    root module may itself be a layer.
 
     Args:
         model: any module.
     Returns:
-        A `Conversion`. Left as they are: subclasses, which have code of their own, quantized layers, script modules.
+        A `Conversion`. Left as they are: subclasses, which have code of their own, quantized
+        layers, script modules.
     """
     return _swap(model, _TORCH_TO_OURS)
 

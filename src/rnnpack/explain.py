@@ -27,5 +27,6 @@ def explain(layer: nn.Module, input: Any, hx: Any = None, *, lengths: Tensor | N
     if isinstance(layer, Cell):
         return layer.explain(input, hx)
     raise TypeError(
-        f"expected a layer or cell of rnnpack, got {type(layer).__name__}; use rnnpack.convert(model) first"
+        f"expected a layer or cell of rnnpack, got {type(layer).__name__}; "
+        "use rnnpack.convert(model) first"
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._C import _functorch  # type: ignore[attr-defined]
+from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from rnnpack import ops
@@ -32,7 +32,8 @@ _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 class Path:
     """The path of a call and the reason for it.
 
-    kind: "infer", "infer-direct" (plain weights, nothing packed), "packed", "train", "torch" or "reference".
+    kind: "infer", "infer-direct" (plain weights, nothing packed), "packed", "train", "torch" or
+    "reference".
     """
 
     kind: str
@@ -127,7 +128,8 @@ def _precision(input: Tensor) -> tuple[torch.dtype | None, torch.dtype]:
 def op_may_run_at_once(input: object) -> bool:
     """Whether a call without gradients may go to the op without looking at its arguments first.
 
-    A CPU tensor; no gradient, transform, forward AD or autocast region; not being traced (there the long way is free).
+    A CPU tensor; no gradient, transform, forward AD or autocast region; not being traced (there the
+    long way is free).
     """
     return (
         type(input) is Tensor
@@ -168,7 +170,7 @@ def choose(
 
 
 def _transformed(input: Tensor, weights: Weights) -> bool:
-    """Whether something watches single operations: a functorch transform, forward AD, a subclass."""
+    """Whether a functorch transform, forward AD or a tensor subclass watches single operations."""
     if torch.compiler.is_compiling():
         return False
     if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
@@ -204,20 +206,8 @@ def explain(
 ) -> Path:
     """The path that `run` takes for these arguments, and why."""
     path = choose(stack, input, h_0, c_0, weights, lengths, batch_sizes)
-    if path in ("torch", "reference") and not _transformed(input, weights):
-        if not _NATIVE:
-            why = f"no native library: {library_status().reason}"
-        elif input.device.type not in _NATIVE_DEVICES:
-            why = f"the native engine runs on the CPU, the input is on {input.device}"
-        else:
-            why = "the native engine computes in float32, the input is float64"
-        if path == "reference":
-            why += "; torch's kernels have neither lengths nor empty sequences"
-        return Path(path, why)
-    if path == "reference":
-        return Path(
-            path, "a function transform, forward AD or a tensor subclass watches single operations"
-        )
+    if path in ("torch", "reference"):
+        return Path(path, _why_not_native(path, input, weights))
     if path == "train":
         return Path(
             path, "a gradient is needed: grad mode is on and input, states or weights require it"
@@ -233,9 +223,25 @@ def explain(
         return Path(
             "infer-direct",
             f"no gradient is needed; {rows} rows (steps x batch) are too few to pay for packing, "
-            "plain weights are used as they are and the last bits may differ from the packed product",
+            "plain weights are used as they are and the last bits may differ from the packed "
+            "product",
         )
     return Path("infer", "no gradient is needed; weights are packed within the call")
+
+
+def _why_not_native(path: str, input: Tensor, weights: Weights) -> str:
+    """Why a call takes the path "torch" or "reference"."""
+    if _transformed(input, weights):
+        return "a function transform, forward AD or a tensor subclass watches single operations"
+    if not _NATIVE:
+        why = f"no native library: {library_status().reason}"
+    elif input.device.type not in _NATIVE_DEVICES:
+        why = f"the native engine runs on the CPU, the input is on {input.device}"
+    else:
+        why = "the native engine computes in float32, the input is float64"
+    if path == "reference":
+        why += "; torch's kernels have neither lengths nor empty sequences"
+    return why
 
 
 def _infer(
@@ -314,7 +320,7 @@ def _torch(
     if c_0 is None and has_cell_state:
         c_0 = input.new_zeros((stacks, batch, stack.hidden_size))
     hx = [h_0, c_0] if has_cell_state else h_0
-    kernel = getattr(torch._VF, stack.cell)  # type: ignore[attr-defined]
+    kernel = getattr(torch._VF, stack.cell)
     options = (each >= _WEIGHTS_WITH_BIAS, stack.num_layers, stack.dropout, stack.dropout > 0)
     if batch_sizes is not None:
         result = kernel(input, batch_sizes, hx, weights, *options, stack.bidirectional)
@@ -389,14 +395,15 @@ def _each_direction(run_direction: Callable[[TrainInputs], tuple[Tensor, ...]]) 
         outputs, h_n, c_n = [], [], []
         for d in range(directions):
             own = weights[d * each : (d + 1) * each]
-            bias = own[2:4] if each >= _WEIGHTS_WITH_BIAS else (None, None)
+            bias_ih, bias_hh = own[2:4] if each >= _WEIGHTS_WITH_BIAS else (None, None)
             inputs = TrainInputs(
                 input,
                 None if h_0 is None else h_0[d],
                 None if c_0 is None else c_0[d],
                 own[0],
                 own[1],
-                *bias,
+                bias_ih,
+                bias_hh,
                 own[-1] if stack.proj_size else None,
                 lengths,
                 batch_sizes,
@@ -423,7 +430,7 @@ def run_cell(
     c_0: Tensor | None,
     weights: Weights,
 ) -> tuple[Tensor, Tensor | None]:
-    """One step: input [N, H_in], states [N, hidden]; returns h and c (None without a cell state)."""
+    """One step: input [N, H_in], states [N, hidden] to h and c (None without a cell state)."""
     arguments = _cell_as_stack(cell, hidden_size, input, h_0, c_0)
     output, _, c_n = run(*arguments, weights)
     return output[0], None if c_n is None else c_n[0]

@@ -21,7 +21,8 @@ _CELL_OF_MODE = {name.upper(): index for name, index in CELL_INDEX.items()}
 class Recurrent(torch.nn.RNNBase):
     """What the three layers share: arguments, checks and states. Use `LSTM`, `GRU` or `RNN`.
 
-    A weight lives in its parameter and nowhere else: every call reads the parameters as they are then.
+    A weight lives in its parameter and nowhere else: every call reads the parameters as they are
+    then.
     """
 
     recompute: bool
@@ -61,7 +62,7 @@ class Recurrent(torch.nn.RNNBase):
 
     # torch.nn.RNNBase keeps a second list of its weights and holds it up to date from these places.
 
-    __setattr__ = torch.nn.Module.__setattr__
+    __setattr__ = torch.nn.Module.__setattr__  # type: ignore[assignment]  # RNNBase's is untyped
     _apply = torch.nn.Module._apply
     _replicate_for_data_parallel = torch.nn.Module._replicate_for_data_parallel
 
@@ -72,7 +73,7 @@ class Recurrent(torch.nn.RNNBase):
         pass
 
     @property
-    def _flat_weights(self) -> list[Tensor]:
+    def _flat_weights(self) -> list[Tensor]:  # type: ignore[override]  # an attribute in RNNBase
         """The current weights, by layer and direction, in `torch.nn`'s order."""
         if not torch.compiler.is_compiling():
             parameters = self._parameters
@@ -90,8 +91,8 @@ class Recurrent(torch.nn.RNNBase):
         for name in self._flat_weights_names:
             weight = state.get(name)
             if isinstance(weight, Tensor):
-                # What a hook (pruning, weight_norm) computed from parameters, and will compute again. It cannot be
-                # copied with its history.
+                # What a hook (pruning, weight_norm) computed from parameters, and will compute
+                # again. It cannot be copied with its history.
                 state[name] = weight.detach()
         return state
 
@@ -105,14 +106,20 @@ class Recurrent(torch.nn.RNNBase):
         """Run the layers over a batch of sequences.
 
         Args:
-            input: [L, N, H_in], [N, L, H_in] if `batch_first`, [L, H_in] unbatched, or a `PackedSequence`.
-            hx: initial state(s), [directions * num_layers, N, .] (without N if unbatched); None: zero.
-            lengths: int64 [N] on the CPU, each from 0 to L, in any order: steps of each row of a padded batch. The output is zero past
-                a row's end, its final state is that of its last step, and the reverse direction starts there. None: all L.
+            input: [L, N, H_in], [N, L, H_in] if `batch_first`, [L, H_in] unbatched, or a
+                `PackedSequence`.
+            hx: initial state(s), [directions * num_layers, N, .] (without N if unbatched); None:
+                zero.
+            lengths: int64 [N] on the CPU, each from 0 to L, in any order: steps of each row of a
+                padded batch. The output is zero past a row's end, its final state is that of its
+                last step, and the reverse direction starts there. None: all L.
         Returns:
-            `(output, state)`, as `torch.nn` returns them. L = 0 gives an empty output and the initial state.
+            `(output, state)`, as `torch.nn` returns them. L = 0 gives an empty output and the
+            initial state.
         Raises:
-            ValueError: rank or dtype of the input. RuntimeError: sizes. TypeError: kind of an argument.
+            ValueError: rank or dtype of the input.
+            RuntimeError: sizes.
+            TypeError: kind of an argument.
         """
         if functional.op_may_run_at_once(input) and lengths is None:
             result = self._run_op(input, hx)
@@ -137,9 +144,10 @@ class Recurrent(torch.nn.RNNBase):
         return output, self._state(h_n, c_n)
 
     def _run_op(self, input: Tensor, hx: Any) -> tuple[Tensor, Any] | None:
-        """The short way for the commonest call, an eager one without gradients: 8 us of checks less.
+        """The short way for the commonest call, eager and without gradients: 8 us of checks less.
 
-        The op makes every check itself; None if it refuses or does not apply, and `forward` goes the long way, which says why.
+        The op makes every check itself; None if it refuses or does not apply, and `forward` goes
+        the long way, which says why.
         """
         if self.training and self.dropout > 0:
             return None
@@ -195,12 +203,15 @@ class Recurrent(torch.nn.RNNBase):
         Returns:
             A `Stream` with zero state. It holds the weights as they are now. Dropout is off.
         Raises:
-            ValueError: the layer is bidirectional (its reverse direction needs the end of the sequence), or batch_size < 1.
-            RuntimeError: there is no native library. TypeError: the weights are not float32 on the CPU.
+            ValueError: the layer is bidirectional (its reverse direction needs the end of the
+                sequence), or batch_size < 1.
+            RuntimeError: there is no native library.
+            TypeError: the weights are not float32 on the CPU.
         """
         if self.bidirectional:
             raise ValueError(
-                "a bidirectional layer cannot be streamed: its reverse direction starts at the end of the sequence"
+                "a bidirectional layer cannot be streamed: its reverse direction starts at the end "
+                "of the sequence"
             )
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -220,7 +231,7 @@ class Recurrent(torch.nn.RNNBase):
     def _arguments(
         self, input: Any, hx: Any, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor], Tensor | None]:
-        """Input and states as the engine takes them, after the checks of `torch.nn`, with its messages."""
+        """Input and states as the engine takes them, checked as `torch.nn` does, in its words."""
         h_0, c_0 = self._split_state(hx)
         weights = self._flat_weights
         batch_sizes = None
@@ -259,14 +270,16 @@ class Recurrent(torch.nn.RNNBase):
         """Input with a batch dimension, after checks of rank and kind."""
         if not isinstance(input, Tensor):
             raise TypeError(
-                f"{self._name()}: expected input to be a Tensor or a PackedSequence, got {type(input).__name__}"
+                f"{self._name()}: expected input to be a Tensor or a PackedSequence, "
+                f"got {type(input).__name__}"
             )
         dim = input.dim()
         if dim not in (_UNBATCHED, _BATCHED):
             raise ValueError(self._rank_message(dim))
         if input.layout is not torch.strided:
             raise TypeError(
-                f"{self._name()}: expected a dense input, got layout {input.layout}; use input.to_dense()"
+                f"{self._name()}: expected a dense input, got layout {input.layout}; "
+                "use input.to_dense()"
             )
         if h_0 is not None:
             self._check_ranks(dim, h_0, c_0)
@@ -311,11 +324,13 @@ class Recurrent(torch.nn.RNNBase):
 def _check_kind(name: str, state: Tensor, data: Tensor) -> None:
     if state.device != data.device:
         raise RuntimeError(
-            f"{name} must be on the input's device {data.device}, got {state.device}; use {name}.to(input.device)"
+            f"{name} must be on the input's device {data.device}, got {state.device}; "
+            f"use {name}.to(input.device)"
         )
     if state.dtype is not data.dtype and not torch._C._is_any_autocast_enabled():
         raise RuntimeError(
-            f"{name} must have the input's dtype {data.dtype}, got {state.dtype}; use {name}.to(input.dtype)"
+            f"{name} must have the input's dtype {data.dtype}, got {state.dtype}; "
+            f"use {name}.to(input.dtype)"
         )
 
 
@@ -326,11 +341,13 @@ class LSTM(Recurrent):
         c' = f * c + i * g,    h' = o * tanh(c'),    with proj_size: h' = weight_hr (o * tanh(c'))
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in `torch.nn.LSTM`.
-        recompute: in training, rebuild gates in the backward pass instead of keeping `4 * hidden_size` values a step; same bits.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
+            device, dtype: as in `torch.nn.LSTM`.
+        recompute: in training, rebuild gates in the backward pass instead of keeping
+            `4 * hidden_size` values a step; same bits.
 
-    Parameters, their names, initial values and state dict are those of `torch.nn.LSTM`. Results differ from it by rounding; the same
-    call gives the same bits for any number of threads.
+    Parameters, their names, initial values and state dict are those of `torch.nn.LSTM`. Results
+    differ from it by rounding; the same call gives the same bits for any number of threads.
 
     Example:
         >>> layer = rnnpack.LSTM(10, 20, num_layers=2)
@@ -411,7 +428,8 @@ class RNN(Recurrent):
 
         h' = tanh(weight_ih x + bias_ih + weight_hh h + bias_hh),    or relu of the same
 
-    Arguments as in `torch.nn.RNN` (`nonlinearity` is "tanh" or "relu"), and `recompute` as in `LSTM`.
+    Arguments as in `torch.nn.RNN` (`nonlinearity` is "tanh" or "relu"), and `recompute` as in
+    `LSTM`.
 
     Source: Elman 1990.
     """

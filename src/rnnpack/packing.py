@@ -16,11 +16,12 @@ from rnnpack.ops import CELL_INDEX, check_packed, library_status, pack_weights
 
 
 def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
-    """Turn every recurrent layer of `model`, torch.nn's or rnnpack's, into an inference layer with packed weights, in place.
+    """Turn every recurrent layer of `model` into an inference layer with packed weights, in place.
 
-    The packed weights are a snapshot: they hold what the parameters were when `pack` was called. They are buffers, saved and
-    loaded by `state_dict`, the same on every instruction set. A packed layer runs without packing in the call, gives the same bits for any
-    split of the batch and any chunking of the sequence, and refuses to train.
+    It takes torch.nn's layers and rnnpack's. The packed weights are a snapshot: they hold what the
+    parameters were when `pack` was called. They are buffers, saved and loaded by `state_dict`, the
+    same on every instruction set. A packed layer runs without packing in the call, gives the same
+    bits for any split of the batch and any chunking of the sequence, and refuses to train.
 
     Args:
         model: any module; may itself be a layer.
@@ -28,7 +29,9 @@ def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
     Returns:
         A `Conversion`, as `rnnpack.convert` returns it.
     Raises:
-        RuntimeError: there is no native library. TypeError: a layer's weights are not float32 on the CPU.
+        RuntimeError: there is no native library.
+        TypeError: a layer's weights are not float32 on the CPU; or `keep` is set and a layer is
+            pruned or parametrized.
     """
     if not library_status().loaded:
         raise RuntimeError(f"packed weights need the native library: {library_status().reason}")
@@ -42,7 +45,7 @@ def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
     return Conversion(model, swapped, report.left)
 
 
-def _pack_in_place(module: nn.Module, target: type[nn.Module], *, keep: bool) -> None:
+def _pack_in_place(module: nn.Module, target: type[Recurrent] | type[Cell], *, keep: bool) -> None:
     if isinstance(module, Recurrent):
         weights, names = module._flat_weights, module._flat_weights_names
         suffixes = [own[0].removeprefix("weight_ih") for own in module._all_weights]
@@ -58,7 +61,8 @@ def _pack_in_place(module: nn.Module, target: type[nn.Module], *, keep: bool) ->
 
     module.__class__ = target
     if not keep:
-        # Hooks that compute a weight from others (pruning, weight_norm) have done their work, and so have their parameters.
+        # Hooks that compute a weight from others (pruning, weight_norm) have done their work, and
+        # so have their parameters.
         for key, hook in list(module._forward_pre_hooks.items()):
             if type(hook).__module__.startswith("torch.nn.utils"):
                 del module._forward_pre_hooks[key]
@@ -87,8 +91,9 @@ class _Packed:
             tensor.requires_grad for tensor in tensors if isinstance(tensor, Tensor)
         ):
             raise RuntimeError(
-                "a packed layer holds a snapshot of its weights and cannot be trained through: run it under "
-                "torch.no_grad(), detach its input, or use the layer that it was packed from"
+                "a packed layer holds a snapshot of its weights and cannot be trained through: run "
+                "it under torch.no_grad(), detach its input, or use the layer that it was packed "
+                "from"
             )
         return super().forward(input, hx, **options)  # type: ignore[misc]
 
@@ -110,18 +115,18 @@ class _Packed:
         expected = check_packed(own, cell)
         if sizes != expected:
             raise RuntimeError(
-                f"cannot load {name}: packed for (input_size, hidden_size, proj_size) = {tuple(sizes)}, "
-                f"this layer has {tuple(expected)}"
+                f"cannot load {name}: packed for (input_size, hidden_size, proj_size) = "
+                f"{tuple(sizes)}, this layer has {tuple(expected)}"
             )
 
 
-class _PackedLayer(_Packed):
+class _PackedLayer(_Packed, Recurrent):
     @property
-    def _flat_weights(self) -> list[Tensor]:
+    def _flat_weights(self) -> list[Tensor]:  # type: ignore[override]  # an attribute in RNNBase
         return self._packed()
 
     @property
-    def all_weights(self) -> list[list[Tensor]]:
+    def all_weights(self) -> list[list[Tensor]]:  # type: ignore[override]  # no Parameters here
         """The packed weights, by layer and direction."""
         return [[tensor] for tensor in self._packed()]
 
@@ -155,7 +160,7 @@ class PackedRNNCell(_PackedCell, RNNCell):
     """An RNNCell with packed weights; made by `rnnpack.pack`."""
 
 
-_PACKED: Mapping[type[nn.Module], type[nn.Module]] = {
+_PACKED: Mapping[type[nn.Module], type[Recurrent] | type[Cell]] = {
     LSTM: PackedLSTM,
     GRU: PackedGRU,
     RNN: PackedRNN,

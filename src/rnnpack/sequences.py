@@ -12,17 +12,17 @@ def unpack_rows(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor]:
     live = torch.arange(batch) < batch_sizes.unsqueeze(1)  # [L, N]
     places = live.flatten().nonzero().squeeze(1)
     padded = data.new_zeros((seq_len * batch, data.size(1))).index_copy(0, places, data)
-    return padded.unflatten(0, (seq_len, batch)), live.sum(0)
+    return padded.reshape((seq_len, batch, data.size(1))), live.sum(0)
 
 
 def pack_rows(padded: Tensor, batch_sizes: Tensor) -> Tensor:
-    """The rows of a padded batch [L, N, F] that `batch_sizes` names, in the order of a packed sequence."""
+    """A padded batch [L, N, F] as rows [sum(batch_sizes), F]; undoes `unpack_rows`."""
     live = torch.arange(padded.size(1)) < batch_sizes.unsqueeze(1)
     return padded.flatten(0, 1)[live.flatten().nonzero().squeeze(1)]
 
 
 def check_lengths(lengths: Tensor, seq_len: int, batch: int) -> None:
-    """Raise what is wrong with `lengths`: kind, dtype, device, shape, or a value out of [0, seq_len]."""
+    """Raise if `lengths` is not int64 [batch] on the CPU with values from 0 to `seq_len`."""
     if not isinstance(lengths, Tensor):
         raise TypeError(
             f"lengths must be an int64 tensor of shape [batch], got {type(lengths).__name__}; "

@@ -13,9 +13,10 @@ from rnnpack.ops.stream import NativeStream
 class Stream:
     """A layer fed step by step; made by `layer.stream(batch_size)`.
 
-    The state belongs to the stream, not to the layer: two streams of one layer do not meet. The weights are a snapshot, packed when the
-    stream was made; later changes of the layer's parameters are not seen. Feeding a sequence in any chunks gives the same bits as feeding it
-    whole. Nothing is recorded for autograd. A stream must not run in two threads at once.
+    The state belongs to the stream, not to the layer: two streams of one layer do not meet. The
+    weights are a snapshot, packed when the stream was made; later changes of the layer's parameters
+    are not seen. Feeding a sequence in any chunks gives the same bits as feeding it whole. Nothing
+    is recorded for autograd. A stream must not run in two threads at once.
     """
 
     def __init__(
@@ -40,7 +41,8 @@ class Stream:
         """Run one step: [N, H_in] to [N, H_out].
 
         Raises:
-            RuntimeError: another shape. TypeError: another dtype than float32, another device than the CPU.
+            RuntimeError: another shape.
+            TypeError: another dtype than float32, another device than the CPU.
         """
         shape, output_shape = self._step_shapes
         if input.shape != shape or not _is_ready(input):
@@ -61,7 +63,13 @@ class Stream:
 
     @property
     def state(self) -> Any:
-        """A copy of the state as the layer returns it: h_n, or (h_n, c_n) of an LSTM; [layers, N, .]. Set it to go on from another."""
+        """A copy of the state as the layer returns it; set it to go on from another.
+
+        h_n, or (h_n, c_n) of an LSTM, each [layers, N, .].
+
+        Raises:
+            RuntimeError: set to other shapes.
+        """
         return self._h.clone() if self._c is None else (self._h.clone(), self._c.clone())
 
     @state.setter
@@ -70,13 +78,18 @@ class Stream:
         new = [value] if isinstance(value, Tensor) else list(value)
         if [tuple(tensor.shape) for tensor in new] != [tuple(tensor.shape) for tensor in own]:
             raise RuntimeError(
-                f"expected a state of shapes {[tuple(t.shape) for t in own]}, got {[tuple(t.shape) for t in new]}"
+                f"expected a state of shapes {[tuple(t.shape) for t in own]}, "
+                f"got {[tuple(t.shape) for t in new]}"
             )
         for mine, tensor in zip(own, new, strict=True):
             mine.copy_(tensor.detach())
 
     def reset(self, rows: Any = None) -> None:
-        """Set the state to zero: of all rows, or of those that `rows` (an index, a list, a mask) selects."""
+        """Set the state to zero, of all rows or of those that `rows` selects.
+
+        Args:
+            rows: an index, a list of indices or a mask; None: all.
+        """
         index = slice(None) if rows is None else rows
         for tensor in (self._h, self._c):
             if tensor is not None:
@@ -88,7 +101,8 @@ class Stream:
             raise RuntimeError(f"expected an input of shape {list(shape)}, got {list(input.shape)}")
         if input.dtype != torch.float32 or input.device.type != "cpu":
             raise TypeError(
-                f"expected a float32 input on the CPU, got {input.dtype} on {input.device}; use input.float().cpu()"
+                f"expected a float32 input on the CPU, got {input.dtype} on {input.device}; "
+                "use input.float().cpu()"
             )
         return input.contiguous()
 

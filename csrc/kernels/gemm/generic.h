@@ -21,10 +21,15 @@ void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const float* b
     }
   }
   for (int64_t kk = 0; kk < k; ++kk) {
+    Vec weights[kPanels][kVecs];
     for (int p = 0; p < kPanels; ++p) {
-      for (int v = 0; v < kVecs; ++v) {
-        const Vec weights = load(b + kk * b_stride + p * kPanel + v * kLanes);
-        for (int i = 0; i < kRows; ++i) sum[i][p][v] = fma(broadcast(row[i][kk]), weights, sum[i][p][v]);
+      for (int v = 0; v < kVecs; ++v) weights[p][v] = load(b + kk * b_stride + p * kPanel + v * kLanes);
+    }
+    // Row by row: one register for inputs is enough, and all sums of the tile stay in the others.
+    for (int i = 0; i < kRows; ++i) {
+      const Vec input = broadcast(row[i][kk]);
+      for (int p = 0; p < kPanels; ++p) {
+        for (int v = 0; v < kVecs; ++v) sum[i][p][v] = fma(input, weights[p][v], sum[i][p][v]);
       }
     }
   }

@@ -20,7 +20,8 @@ namespace rnnpack {
 
 inline constexpr int64_t kPanel = 16;      // columns of a panel
 inline constexpr int64_t kBlockUnits = 16;  // hidden units of a full block
-inline constexpr int32_t kGroup = 4;        // panels of a group, where blocks do not set it
+// Panels of a group, at most: what every packed tensor has. Weights packed within a call may have smaller groups, as wide as the tile.
+inline constexpr int32_t kGroup = 4;
 
 // The columns of one step's gates for one row.
 struct GateLayout {
@@ -73,7 +74,7 @@ struct PanelMap {
 };
 
 // Panels of weight_ih (slot_of = ih_slot) or weight_hh (hh_slot).
-constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell, const int* slot_of) {
+constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell, const int* slot_of, int32_t group = kGroup) {
   PanelMap map{};
   map.block_columns = static_cast<int32_t>(layout.slots * kBlockUnits);
   bool used[kMaxSlots] = {};
@@ -81,7 +82,8 @@ constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell,
   for (int s = 0; s < layout.slots; ++s) {
     if (used[s]) map.offset[map.per_block++] = static_cast<int32_t>(s * kBlockUnits);
   }
-  map.group = map.per_block > 1 ? map.per_block : kGroup;
+  // A block's panels are a group, so that no group reaches over two threads' blocks.
+  map.group = map.per_block > 1 && map.per_block < group ? map.per_block : group;
   const int64_t last = layout.blocks() - 1;
   const bool tail = layout.stored_units(last) < kBlockUnits;
   const int64_t full_blocks = tail ? last : last + 1;
@@ -102,12 +104,12 @@ constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell,
 }
 
 // Panels of a matrix with plain columns (the projection, and the transposed products of the backward pass).
-constexpr PanelMap plain_panels(int64_t columns) {
+constexpr PanelMap plain_panels(int64_t columns, int32_t group = kGroup) {
   PanelMap map{};
   map.count = map.full_panels = ceil_div(columns, kPanel);
   map.per_block = 1;
   map.block_columns = static_cast<int32_t>(kPanel);
-  map.group = kGroup;
+  map.group = group;
   return map;
 }
 

@@ -1,4 +1,4 @@
-"""The only door to `torch.ops.rnnpack`: the library is loaded and its Python halves registered here."""
+"""The only door to `torch.ops.rnnpack`: loads the library and registers the ops' Python halves."""
 
 from __future__ import annotations
 

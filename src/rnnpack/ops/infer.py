@@ -19,8 +19,8 @@ def pack_weights(cell: str, weights: list[Tensor], stacks: int) -> list[Tensor]:
     for weight in weights:
         if weight.dtype != torch.float32 or weight.device.type != "cpu":
             raise TypeError(
-                f"only float32 weights on the CPU can be packed, got {weight.dtype} on {weight.device}; "
-                "use model.float().cpu()"
+                "only float32 weights on the CPU can be packed, "
+                f"got {weight.dtype} on {weight.device}; use model.float().cpu()"
             )
     each = len(weights) // stacks
     packed = []

@@ -12,7 +12,7 @@ HEADER_BYTES = 64
 
 
 class CellInfo(NamedTuple):
-    """What layouts depend on: gates of the weights, slots of the gate buffer, a cell state or not."""
+    """What layouts depend on: gates of the weights, slots of the gate buffer, cell state or not."""
 
     name: str
     gates: int

@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 
 _NAME = "rnnpack_native"
-_PACKAGE = __name__.partition(".")[
-    0
-]  # an editable install has it in two places, one of them with the library
+# An editable install has the package in two places, one of them with the library.
+_PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def library_status() -> LibraryStatus:
         )
     path = str(found[0])
     try:
-        torch.ops.load_library(path)
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except OSError as error:
         return LibraryStatus(
             False,

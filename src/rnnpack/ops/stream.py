@@ -14,7 +14,8 @@ from rnnpack.ops.library import native
 class NativeStream:
     """A stack of unidirectional layers with packed weights, and its state, for a fixed batch.
 
-    Keeps the tensors whose memory the native side uses: packed weights, h [layers, N, H_out], c [layers, N, hidden] or None.
+    Keeps the tensors whose memory the native side uses: packed weights, h [layers, N, H_out], and
+    c [layers, N, hidden] or None.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """`rnnpack::train`: its fake kernels and its gradient.
 
-The backward pass is native as a whole, products with the weights included: sums in a fixed order give the same bits for any
-number of threads.
+The backward pass is native as a whole, products with the weights included: sums in a fixed order
+give the same bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rnnpack.reference import LayerWeights, layer
 
 
 class TrainInputs(NamedTuple):
-    """The op's arguments. States are [N, .]; input is time-major or the rows of a packed sequence."""
+    """The op's arguments; states are [N, .], input is time-major or a packed sequence's rows."""
 
     input: Tensor
     h_0: Tensor | None
@@ -100,7 +100,7 @@ def _train_backward(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     a = TrainInputs(*inputs)
-    out, h_n, c_n, reserve = output
+    out, h_n, _c_n, reserve = output
     ctx.mark_non_differentiable(reserve)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:_TENSORS], out, reserve)
@@ -155,7 +155,11 @@ def _differentiable_gradients(
         for value, grad in zip(outputs, grads, strict=False)
         if grad is not None and value.requires_grad
     ]
-    asked = [value for value, want in zip(a[:_DIFFERENTIABLE], wanted, strict=True) if want]
+    asked = [
+        value
+        for value, want in zip(a[:_DIFFERENTIABLE], wanted, strict=True)
+        if want and isinstance(value, Tensor)  # only a tensor can be wanted
+    ]
     found = iter(
         torch.autograd.grad(
             [value for value, _ in pairs],
