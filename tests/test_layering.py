@@ -14,11 +14,12 @@ PACKAGE = ROOT / "src" / "rnnpack"
 
 # What each module of rnnpack may import of the others, a package standing for all in it.
 # "rnnpack" is the package as its users see it: the public names, and no module behind them.
-BELOW_LAYERS = {"functional", "sequences", "stream", "ops"}
+BELOW_LAYERS = {"functional", "sequences", "stream", "derived", "ops"}
 MAY_IMPORT = {
     "reference": set(),
-    "ops": {"reference", "sequences"},
+    "ops": {"reference"},
     "sequences": set(),
+    "derived": set(),
     "stream": {"ops"},
     "functional": {"ops"},
     "layers": BELOW_LAYERS,

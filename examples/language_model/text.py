@@ -82,7 +82,7 @@ class Streams:
         return step % self.windows == 0
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Characters and those after them, [window, rows] both; after the last window, the first."""
+        """Characters and those after them, both [window, rows]; past the last window, the first."""
         start = step % self.windows * self.window
         part = slice(start, start + self.window)
         return self.input[part], self.target[part]

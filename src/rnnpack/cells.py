@@ -61,7 +61,7 @@ class Cell(RNNCellBase):
         cell = CELL_INDEX[self._cell()]
         has_cell_state = CELLS[cell].has_cell_state
         try:
-            h_0, c_0 = (None, None) if hx is None else hx if has_cell_state else (hx, None)
+            h_0, c_0 = functional.states_of(hx, has_cell_state=has_cell_state)
             bias = weights[2:] or (None, None)
             h, c = ops.cell_at_once(input, h_0, c_0, weights[0], weights[1], *bias, cell)
         except (RuntimeError, TypeError, ValueError):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
-from rnnpack.cells import Cell, GRUCell, LSTMCell, RNNCell
+from rnnpack.cells import GRUCell, LSTMCell, RNNCell
+from rnnpack.derived import plain_class
 from rnnpack.layers import GRU, LSTM, RNN, Recurrent
 
 _TORCH_TO_OURS: Mapping[type[nn.Module], type[nn.Module]] = {
@@ -60,12 +60,10 @@ def revert(model: nn.Module) -> Conversion:
 def _swap(model: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]]) -> Conversion:
     report = Conversion(model)
     for name, module in model.named_modules():
-        parametrized = parametrize.is_parametrized(module)
-        # A parametrized module has a class made for it alone, whose base is the layer's.
-        plain = type(module).__mro__[1] if parametrized else type(module)
+        plain = plain_class(module)
         if plain in classes:
             target = classes[plain]
-            if parametrized:
+            if plain is not type(module):
                 body = {
                     k: v
                     for k, v in vars(type(module)).items()
@@ -98,7 +96,7 @@ def _reason_to_leave(
 ) -> str | None:
     """Why a recurrent module stays; None for modules of other kinds and those already there."""
     kind = type(module)
-    if kind in targets or (parametrize.is_parametrized(module) and kind.__mro__[1] in targets):
+    if plain_class(module) in targets:
         return None
     if isinstance(module, torch.jit.ScriptModule):
         original = getattr(module, "original_name", "")
@@ -110,6 +108,6 @@ def _reason_to_leave(
         return "quantized: its weights are not floating-point parameters"
     if kind.__module__ == "rnnpack.packing":
         return "packed: it holds a snapshot, no parameters to share"
-    if isinstance(module, (*_RECURRENT, Recurrent, Cell)):
+    if isinstance(module, _RECURRENT):
         return f"{kind.__name__} is a subclass with code of its own (forward or other methods)"
     return None

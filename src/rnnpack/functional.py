@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from rnnpack.ops import CELL_INDEX, CELLS, TrainInputs, is_direct, library_statu
 _NATIVE = library_status().loaded
 _NATIVE_DEVICES = ("cpu", "meta")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
+_NATIVE_DTYPES = (torch.float32, *_LOW_PRECISION)
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
@@ -92,7 +93,7 @@ def run(
     if compute is None:
         output, h_n, c_n = run_path(stack, input, h_0, c_0, weights, lengths, batch_sizes)
     else:
-        with torch.autocast(input.device.type, enabled=False):
+        with torch.autocast("cpu", enabled=False):
             output, h_n, c_n = run_path(
                 stack,
                 input.to(compute),
@@ -118,7 +119,7 @@ def _precision(input: Tensor) -> tuple[torch.dtype | None, torch.dtype]:
     device = input.device.type
     if device not in _NATIVE_DEVICES or not _NATIVE:
         return None, input.dtype
-    if torch.is_autocast_enabled("cpu") and input.dtype != torch.float64:
+    if torch.is_autocast_enabled("cpu") and input.dtype in _NATIVE_DTYPES:
         return torch.float32, torch.get_autocast_dtype("cpu")
     if input.dtype in _LOW_PRECISION:
         return torch.float32, input.dtype
@@ -143,6 +144,17 @@ def op_may_run_at_once(input: object) -> bool:
     )
 
 
+def states_of(hx: Any, *, has_cell_state: bool) -> tuple[Any, Any]:
+    """The states in `hx` where it has the right form; else TypeError, without a reason."""
+    if hx is None:
+        return None, None
+    if not has_cell_state:
+        return hx, None
+    if type(hx) not in (tuple, list) or len(hx) != 2 or hx[0] is None or hx[1] is None:
+        raise TypeError
+    return hx[0], hx[1]
+
+
 def needs_gradient(input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weights: Weights) -> bool:
     """Grad mode is on and any of input, states, weights requires a gradient."""
     if not torch.is_grad_enabled():
@@ -164,7 +176,7 @@ def choose(
     """The path's name; `explain` says why."""
     if _transformed(input, weights):
         return "reference"
-    if not _NATIVE or input.device.type not in _NATIVE_DEVICES or input.dtype == torch.float64:
+    if not _NATIVE or input.device.type not in _NATIVE_DEVICES or input.dtype not in _NATIVE_DTYPES:
         return "torch" if _torch_can(stack, input, lengths) else "reference"
     return "train" if needs_gradient(input, h_0, c_0, weights) else "infer"
 
@@ -238,7 +250,7 @@ def _why_not_native(path: str, input: Tensor, weights: Weights) -> str:
     elif input.device.type not in _NATIVE_DEVICES:
         why = f"the native engine runs on the CPU, the input is on {input.device}"
     else:
-        why = "the native engine computes in float32, the input is float64"
+        why = f"the native engine takes float32, bfloat16 and float16, the input is {input.dtype}"
     if path == "reference":
         why += "; torch's kernels have neither lengths nor empty sequences"
     return why

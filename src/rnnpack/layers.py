@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnpack import functional, ops
+from rnnpack.derived import refresh
 from rnnpack.functional import Path, Stack
 from rnnpack.ops import CELL_INDEX, CELLS, library_status, pack_weights
 from rnnpack.sequences import check_lengths
@@ -26,7 +27,6 @@ class Recurrent(torch.nn.RNNBase):
     """
 
     recompute: bool
-    _names: tuple[str, str]  # of the states, in messages
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Recurrent(torch.nn.RNNBase):
             return None
         has_cell_state = self.mode == "LSTM"
         try:
-            h_0, c_0 = (None, None) if hx is None else hx if has_cell_state else (hx, None)
+            h_0, c_0 = functional.states_of(hx, has_cell_state=has_cell_state)
             output, h_n, c_n = ops.infer_at_once(
                 input,
                 h_0,
@@ -218,6 +218,7 @@ class Recurrent(torch.nn.RNNBase):
         if not library_status().loaded:
             raise RuntimeError(f"a stream needs the native library: {library_status().reason}")
         cell = CELL_INDEX[self._cell()]
+        refresh(self)
         packed = self._flat_weights
         if packed[0].dtype != torch.uint8:
             packed = pack_weights(self._cell(), packed, self.num_layers)

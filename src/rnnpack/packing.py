@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import PackedSequence
 
 from rnnpack.cells import Cell, GRUCell, LSTMCell, RNNCell
 from rnnpack.convert import Conversion, convert
+from rnnpack.derived import drop, plain_class, refresh
 from rnnpack.layers import GRU, LSTM, RNN, Recurrent
 from rnnpack.ops import CELL_INDEX, check_packed, library_status, pack_weights
 
@@ -35,44 +36,59 @@ def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
     """
     if not library_status().loaded:
         raise RuntimeError(f"packed weights need the native library: {library_status().reason}")
-    report = convert(model)
-    swapped = []
-    for name, module in model.named_modules():
-        plain = type(module).__mro__[1] if parametrize.is_parametrized(module) else type(module)
-        if plain in _PACKED:
-            _pack_in_place(module, _PACKED[plain], keep=keep)
-            swapped.append(name)
-    return Conversion(model, swapped, report.left)
+    before = [(module, type(module), module.__dict__.copy()) for module in model.modules()]
+    try:
+        report = convert(model)
+        packed = {
+            name: _pack_weights(module, keep=keep)
+            for name, module in model.named_modules()
+            if plain_class(module) in _PACKED
+        }
+    except TypeError:
+        for module, kind, attributes in before:  # all or nothing
+            module.__class__ = kind
+            module.__dict__ = attributes
+        raise
+    for name, tensors in packed.items():
+        _settle(model.get_submodule(name), tensors, keep=keep)
+    return Conversion(model, list(packed), report.left)
 
 
-def _pack_in_place(module: nn.Module, target: type[Recurrent] | type[Cell], *, keep: bool) -> None:
+def _weight_names(module: nn.Module) -> list[list[str]]:
+    """Names of the weights of each layer and direction."""
     if isinstance(module, Recurrent):
-        weights, names = module._flat_weights, module._flat_weights_names
-        suffixes = [own[0].removeprefix("weight_ih") for own in module._all_weights]
-    else:
-        assert isinstance(module, Cell)
-        weights, suffixes = module._weights(), [""]
-        names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
-    packed = pack_weights(module._cell(), weights, len(suffixes))
-    if keep and not all(name in module._parameters for name in names):
+        return module._all_weights
+    names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
+    return [names if module.bias else names[:2]]
+
+
+def _pack_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """The packed weights of a layer or cell, by the names of the buffers they will be."""
+    assert isinstance(module, Recurrent | Cell)
+    groups = _weight_names(module)
+    if keep and not all(name in module._parameters for group in groups for name in group):
         raise TypeError(
             "keep=True needs plain parameters: remove pruning and parametrizations first"
         )
+    refresh(module)
+    weights = [getattr(module, name) for group in groups for name in group]
+    packed = pack_weights(module._cell(), weights, len(groups))
+    names = ["packed" + group[0].removeprefix("weight_ih") for group in groups]
+    return dict(zip(names, packed, strict=True))
 
-    module.__class__ = target
+
+def _settle(module: nn.Module, packed: dict[str, Tensor], *, keep: bool) -> None:
+    """Make a packed layer of a layer whose weights have been packed."""
+    names = [name for group in _weight_names(module) for name in group]
+    module.__class__ = _PACKED[plain_class(module)]
     if not keep:
-        # Hooks that compute a weight from others (pruning, weight_norm) have done their work, and
-        # so have their parameters.
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if type(hook).__module__.startswith("torch.nn.utils"):
-                del module._forward_pre_hooks[key]
-        module._modules.pop("parametrizations", None)
+        drop(module)
         module._parameters.clear()
         module._buffers.clear()
         for name in names:
             module.__dict__.pop(name, None)
-    for suffix, tensor in zip(suffixes, packed, strict=True):
-        module.register_buffer(f"packed{suffix}", tensor)
+    for name, tensor in packed.items():
+        module.register_buffer(name, tensor)
 
 
 class _Packed:
@@ -86,7 +102,10 @@ class _Packed:
 
     def forward(self: Any, input: Any, hx: Any = None, **options: Any) -> Any:
         """Run as the layer does, on the packed weights; refuse where a gradient would be needed."""
-        tensors = [input, *hx] if isinstance(hx, tuple | list) else [input, hx]
+        if not library_status().loaded:
+            raise RuntimeError(f"packed weights need the native library: {library_status().reason}")
+        data = input.data if isinstance(input, PackedSequence) else input
+        tensors = [data, *hx] if isinstance(hx, tuple | list) else [data, hx]
         if torch.is_grad_enabled() and any(
             tensor.requires_grad for tensor in tensors if isinstance(tensor, Tensor)
         ):
@@ -96,6 +115,16 @@ class _Packed:
                 "from"
             )
         return super().forward(input, hx, **options)  # type: ignore[misc]
+
+    def check_input(self: Any, input: Tensor, batch_sizes: Tensor | None) -> None:
+        """Raise on wrong rank or size, as `torch.nn.RNNBase` does; there are no weights to ask."""
+        dimensions = 2 if batch_sizes is not None else 3
+        if input.dim() != dimensions:
+            raise RuntimeError(f"input must have {dimensions} dimensions, got {input.dim()}")
+        raise RuntimeError(
+            "input.size(-1) must be equal to input_size. "
+            f"Expected {self.input_size}, got {input.size(-1)}"
+        )
 
     def _load_from_state_dict(
         self: Any, state_dict: dict[str, Any], prefix: str, *rest: Any

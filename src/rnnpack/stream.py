@@ -31,8 +31,9 @@ class Stream:
         self._input_size, hidden_size, proj_size = sizes
         self._output_size = proj_size or hidden_size
         self._batch_size = batch_size
-        self._h = torch.zeros(len(packed), batch_size, self._output_size)
-        self._c = torch.zeros(len(packed), batch_size, hidden_size) if has_cell_state else None
+        layers = len(packed)
+        self._h = _empty(layers, batch_size, self._output_size).zero_()
+        self._c = _empty(layers, batch_size, hidden_size).zero_() if has_cell_state else None
         self._native = NativeStream(cell, sizes, batch_size, packed, self._h, self._c)
         self._step_shapes = ((batch_size, self._input_size), (batch_size, self._output_size))
 
@@ -47,7 +48,7 @@ class Stream:
         shape, output_shape = self._step_shapes
         if input.shape != shape or not _is_ready(input):
             input = self._checked(input, shape)
-        output = torch.empty(output_shape)
+        output = _empty(*output_shape)
         self._native.run(1, input.data_ptr(), output.data_ptr())
         return output
 
@@ -56,7 +57,7 @@ class Stream:
         """Run several steps: [L, N, H_in] to [L, N, H_out]; L may be 0. Raises as `step` does."""
         steps = input.size(0) if input.dim() else 0
         input = self._checked(input, (steps, self._batch_size, self._input_size))
-        output = torch.empty(steps, self._batch_size, self._output_size)
+        output = _empty(steps, self._batch_size, self._output_size)
         if steps > 0:
             self._native.run(steps, input.data_ptr(), output.data_ptr())
         return output
@@ -75,7 +76,12 @@ class Stream:
     @state.setter
     def state(self, value: Any) -> None:
         own = [self._h] if self._c is None else [self._h, self._c]
-        new = [value] if isinstance(value, Tensor) else list(value)
+        new = list(value) if isinstance(value, tuple | list) else [value]
+        if not all(isinstance(tensor, Tensor) for tensor in new):
+            raise TypeError(
+                f"expected a state of {len(own)} Tensors, got {type(value).__name__}; "
+                "stream.reset() sets it to zero"
+            )
         if [tuple(tensor.shape) for tensor in new] != [tuple(tensor.shape) for tensor in own]:
             raise RuntimeError(
                 f"expected a state of shapes {[tuple(t.shape) for t in own]}, "
@@ -95,6 +101,12 @@ class Stream:
             if tensor is not None:
                 tensor[:, index] = 0
 
+    def __reduce__(self) -> Any:
+        """Refuse: the native side holds addresses."""
+        raise TypeError(
+            "a stream cannot be copied or pickled: make another with layer.stream(), set its state"
+        )
+
     @staticmethod
     def _checked(input: Tensor, shape: tuple[int, ...]) -> Tensor:
         if tuple(input.shape) != shape:
@@ -105,6 +117,11 @@ class Stream:
                 "use input.float().cpu()"
             )
         return input.contiguous()
+
+
+def _empty(*size: int) -> Tensor:
+    # Whatever torch's default dtype and device are: native code writes floats there.
+    return torch.empty(size, dtype=torch.float32, device="cpu")
 
 
 def _is_ready(input: Tensor) -> bool:

@@ -9,22 +9,31 @@ from typing import NamedTuple
 
 _PANEL = 16  # columns of a panel, and hidden units of a full block
 HEADER_BYTES = 64
+_UNITS = 4  # the last block's units are rounded up to these
 
 
 class CellInfo(NamedTuple):
     """What layouts depend on: gates of the weights, slots of the gate buffer, cell state or not."""
 
     name: str
-    gates: int
-    slots: int
+    ih_slots: tuple[int, ...]  # of each gate, where the input's product goes
+    hh_slots: tuple[int, ...]  # and the recurrent one
     has_cell_state: bool
+
+    @property
+    def gates(self) -> int:
+        return len(self.ih_slots)
+
+    @property
+    def slots(self) -> int:
+        return len({*self.ih_slots, *self.hh_slots})
 
 
 CELLS = (
-    CellInfo("lstm", 4, 4, True),
-    CellInfo("gru", 3, 4, False),
-    CellInfo("rnn_tanh", 1, 1, False),
-    CellInfo("rnn_relu", 1, 1, False),
+    CellInfo("lstm", (0, 1, 2, 3), (0, 1, 2, 3), True),
+    CellInfo("gru", (0, 1, 3), (0, 1, 2), False),
+    CellInfo("rnn_tanh", (0,), (0,), False),
+    CellInfo("rnn_relu", (0,), (0,), False),
 )
 CELL_INDEX = {cell.name: index for index, cell in enumerate(CELLS)}
 
@@ -37,7 +46,7 @@ def gate_columns(cell: int, hidden: int) -> int:
     """Floats of one row of the gate buffer."""
     full, rest = divmod(hidden, _PANEL)
     slots = CELLS[cell].slots
-    return full * slots * _PANEL + _round_up(slots * _round_up(rest, 4), _PANEL)
+    return full * slots * _PANEL + _round_up(slots * _round_up(rest, _UNITS), _PANEL)
 
 
 def reserve_floats(cell: int, hidden: int, *, recompute: bool) -> int:
@@ -46,23 +55,22 @@ def reserve_floats(cell: int, hidden: int, *, recompute: bool) -> int:
     return gates + (_round_up(hidden, _PANEL) if CELLS[cell].has_cell_state else 0)
 
 
-def _stored_panels(cell: int, hidden: int, *, recurrent: bool) -> int:
-    """Panels of weight_hh or weight_ih: all but those whose slots have no gate in that matrix."""
-    gates, slots = CELLS[cell].gates, CELLS[cell].slots
+def _stored_panels(hidden: int, slots: int, used: tuple[int, ...]) -> int:
+    """Panels of weight_ih or weight_hh: all but those whose slots have no gate in that matrix."""
     full, rest = divmod(hidden, _PANEL)
-    units = _round_up(rest, 4)
-    empty = slots - gates and (slots - 1 if recurrent else slots - 2)  # GRU: its one unused slot
+    units = _round_up(rest, _UNITS)  # of the last block, where it is not full
     tail = 0
     for first in range(0, _round_up(slots * units, _PANEL), _PANEL):
-        found = {column // units for column in range(first, first + _PANEL)} & set(range(slots))
-        tail += bool(found - ({empty} if slots > gates else set()))
-    return full * gates + tail
+        tail += any(column // units in used for column in range(first, first + _PANEL))
+    return full * len(used) + tail
 
 
 def packed_bytes(cell: int, input_size: int, hidden: int, proj_size: int) -> int:
     """Bytes of the packed weights of one layer and direction, header included."""
-    bias = _round_up(gate_columns(cell, hidden), _PANEL)
-    ih = _stored_panels(cell, hidden, recurrent=False) * input_size
-    hh = _stored_panels(cell, hidden, recurrent=True) * (proj_size or hidden)
-    hr = -(-proj_size // _PANEL) * hidden
-    return HEADER_BYTES + 4 * (bias + _PANEL * (ih + hh + hr))
+    info = CELLS[cell]
+    panel_rows = (
+        _stored_panels(hidden, info.slots, info.ih_slots) * input_size
+        + _stored_panels(hidden, info.slots, info.hh_slots) * (proj_size or hidden)
+        + _round_up(proj_size, _PANEL) // _PANEL * hidden
+    )
+    return HEADER_BYTES + 4 * (gate_columns(cell, hidden) + _PANEL * panel_rows)

@@ -51,25 +51,35 @@ def library_status() -> LibraryStatus:
             reason=f"built for another torch or platform than torch {torch.__version__}: {error}; "
             "reinstall rnnpack with this torch; layers run on torch's kernels until then",
         )
-    native = ctypes.CDLL(path)
-    native.rnnpack_isa.restype = ctypes.c_char_p
-    native.rnnpack_cpu_feature_name.restype = ctypes.c_char_p
+    library = _declare(ctypes.CDLL(path))
     features = []
     index = 0
-    while name := native.rnnpack_cpu_feature_name(index):
-        if native.rnnpack_cpu_feature(index):
+    while name := library.rnnpack_cpu_feature_name(index):
+        if library.rnnpack_cpu_feature(index):
             features.append(name.decode())
         index += 1
-    return LibraryStatus(True, path, isa=native.rnnpack_isa().decode(), features=features)
+    return LibraryStatus(True, path, isa=library.rnnpack_isa().decode(), features=features)
 
 
 @functools.cache
 def native() -> ctypes.CDLL:
-    """The library's C functions."""
-    return ctypes.CDLL(library_status().path or "")
+    """The library's C functions; it must be loaded."""
+    return _declare(ctypes.CDLL(library_status().path or ""))
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    integer, address = ctypes.c_int64, ctypes.c_void_p
+    library.rnnpack_isa.restype = ctypes.c_char_p
+    library.rnnpack_cpu_feature_name.restype = ctypes.c_char_p
+    library.rnnpack_is_direct.argtypes = [integer]
+    library.rnnpack_stream_new.restype = address
+    library.rnnpack_stream_new.argtypes = [ctypes.c_int32, *[integer] * 5, *[address] * 3]
+    library.rnnpack_stream_run.argtypes = [address, integer, address, address]
+    library.rnnpack_stream_delete.restype = None
+    library.rnnpack_stream_delete.argtypes = [address]
+    return library
 
 
 def is_direct(rows: int) -> bool:
     """Whether a call of so many rows (steps times batch) multiplies with the plain weights."""
-    native().rnnpack_is_direct.argtypes = [ctypes.c_int64]
     return bool(native().rnnpack_is_direct(rows))

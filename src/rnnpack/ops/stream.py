@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 from torch import Tensor
 
@@ -28,7 +27,7 @@ class NativeStream:
         c: Tensor | None,
     ) -> None:
         self._kept = (packed, h, c)
-        library = _declared()
+        library = native()
         panels = (ctypes.c_void_p * len(packed))(*[p.data_ptr() + HEADER_BYTES for p in packed])
         state_c = None if c is None else c.data_ptr()
         self._handle = library.rnnpack_stream_new(
@@ -48,20 +47,3 @@ class NativeStream:
         if getattr(self, "_handle", None):
             self._delete(self._handle)
 
-
-def _declared() -> Any:
-    library = native()
-    integer, address = ctypes.c_int64, ctypes.c_void_p
-    library.rnnpack_stream_new.restype = address
-    library.rnnpack_stream_new.argtypes = [
-        ctypes.c_int32,
-        *[integer] * 5,
-        address,
-        address,
-        address,
-    ]
-    library.rnnpack_stream_run.restype = ctypes.c_int
-    library.rnnpack_stream_run.argtypes = [address, integer, address, address]
-    library.rnnpack_stream_delete.restype = None
-    library.rnnpack_stream_delete.argtypes = [address]
-    return library

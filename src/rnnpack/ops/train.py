@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rnnpack.ops.layout import CELLS, reserve_floats
-from rnnpack.reference import LayerWeights, layer
+from rnnpack.reference import LayerWeights, layer, pack_rows, unpack_rows
 
 
 class TrainInputs(NamedTuple):
@@ -174,8 +174,6 @@ def _differentiable_gradients(
 
 def reference_train(a: TrainInputs) -> tuple[Tensor, ...]:
     """Output and final states by `rnnpack.reference`, in the layout of the op."""
-    from rnnpack.sequences import pack_rows, unpack_rows
-
     weights = LayerWeights(a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh, a.weight_hr)
     input, lengths = a.input, a.lengths
     if a.batch_sizes is not None:
