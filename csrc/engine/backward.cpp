@@ -198,7 +198,7 @@ class Member {
     return s > 0 ? p_.reserve_c + (p_.rows.start_of(s - 1) + r) * pass_.units : scratch_.c_0 + r * pass_.units;
   }
 
-  const float* h_before(int64_t s, int64_t r) const { return pass_.h_before(p_.output, 0, p_.reverse, s, r, scratch_.zeros); }
+  const float* h_before(int64_t s, int64_t r) const { return rnnpack::h_before(p_, p_.output, 0, p_.reverse, s, r, scratch_.zeros); }
 
   // Gates of steps [first, last) from input, h and c, with the sums in the forward pass's order: the same bits. Returns the number of rows.
   int64_t rebuild_gates(int64_t first, int64_t last) {

@@ -201,7 +201,7 @@ class Member {
     const bool projected = p_.projection > 0;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
-      mine_.h_prev[i] = pass_.h_before(output, stack, reverse, s, r, scratch_.zeros);
+      mine_.h_prev[i] = h_before(p_, output, stack, reverse, s, r, scratch_.zeros);
       mine_.h[i] = projected ? lane_.hidden + i * pass_.units : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
       if (scratch_.c_state != nullptr) {
         mine_.c_prev[i] = c_row(stack, s - 1, r);
@@ -213,6 +213,12 @@ class Member {
     pass_.kernels.forward[static_cast<int>(p_.cell)]({pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates,
                                                       mine_.c_prev, mine_.c_next, mine_.h_prev, mine_.h, p_.reserve_gates != nullptr});
     if (projected) project(shape, w, packed, reverse, s, active, output);
+    if (p_.reserve_h == nullptr) return;
+    for (int64_t i = 0; i < active; ++i) {
+      const int64_t r = pass_.set.row(i);
+      float* kept = p_.reserve_h + (p_.rows.start_of(s) + r) * p_.output_size();
+      LayerPass::copy(kept, p_.rows.at(output, p_.rows.time_of(s, r, reverse), r), pass_.own_outputs());
+    }
   }
 
   void project(const LayerShape& shape, const LayerWeights& w, const float* packed, bool reverse, int64_t s, int64_t active,
@@ -255,7 +261,7 @@ class Member {
       const int64_t r = pass_.set.row(i);
       const int64_t length = p_.rows.length(r);
       const int64_t state = pass_.state_row(stack, r);
-      const float* h = pass_.h_before(output, stack, reverse, length, r, scratch_.zeros);
+      const float* h = h_before(p_, output, stack, reverse, length, r, scratch_.zeros);
       if (p_.h_n != nullptr) LayerPass::copy(p_.h_n + state * p_.output_size(), h, outputs);
       if (p_.c_n != nullptr) LayerPass::copy(p_.c_n + state * p_.hidden, c_row(stack, length - 1, r), pass_.own_units());
     }

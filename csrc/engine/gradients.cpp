@@ -120,9 +120,7 @@ void Gradients::add_chunk(int64_t first, int64_t last) const {
     for (int64_t r = 0; r < p_.rows.active_at(s); ++r) {
       const int64_t t = p_.rows.time_of(s, r, p_.reverse);
       inputs[block] = p_.rows.at(p_.input, t, r);
-      states[block] = s > 0 ? p_.rows.at(p_.output, p_.rows.time_of(s - 1, r, p_.reverse), r)
-                      : p_.h_0 != nullptr ? p_.h_0 + p_.rows.row_of(r) * p_.output_size()
-                                          : zeros_;
+      states[block] = h_before(p_, p_.output, 0, p_.reverse, s, r, zeros_);
       if (b_.grad_input.data != nullptr) outputs[block] = p_.rows.at(b_.grad_input, t, r);
       if (++block == kGradientBlock) flush();
     }

@@ -11,6 +11,17 @@ namespace rnnpack {
 
 inline int64_t padded_units(const Problem& p) { return p.shape(0).gates().blocks() * kBlockUnits; }
 
+// Where the state of row r lies among those of all layers, directions and rows.
+inline int64_t state_row(const Problem& p, int64_t stack, int64_t r) { return stack * p.rows.count + p.rows.row_of(r); }
+
+// h before step s; `absent` stands for a missing h_0.
+inline const float* h_before(const Problem& p, const SequenceView& output, int64_t stack, bool reverse, int64_t s, int64_t r,
+                             const float* absent) {
+  if (s > 0 && p.reserve_h != nullptr) return p.reserve_h + (p.rows.start_of(s - 1) + r) * p.output_size();
+  if (s > 0) return p.rows.at(output, p.rows.time_of(s - 1, r, reverse), r);
+  return p.h_0 != nullptr ? p.h_0 + state_row(p, stack, r) * p.output_size() : absent;
+}
+
 // One thread's share of one problem: the rows of its group, and its blocks of units within the lane.
 struct LayerPass {
   const KernelTable& kernels;
@@ -43,14 +54,7 @@ struct LayerPass {
     }
   }
 
-  // Row r of an initial state of `width` columns.
-  int64_t state_row(int64_t stack, int64_t r) const { return stack * p.rows.count + p.rows.row_of(r); }
-
-  // h before step s; `absent` stands for a missing h_0.
-  const float* h_before(const SequenceView& output, int64_t stack, bool reverse, int64_t s, int64_t r, const float* absent) const {
-    if (s > 0) return p.rows.at(output, p.rows.time_of(s - 1, r, reverse), r);
-    return p.h_0 != nullptr ? p.h_0 + state_row(stack, r) * p.output_size() : absent;
-  }
+  int64_t state_row(int64_t stack, int64_t r) const { return rnnpack::state_row(p, stack, r); }
 
   // gates[rows][own columns] = start + a * weights, from panels or from the plain matrix. start: bias, or what gates hold if null.
   void multiply_gates(const LayerShape& shape, const LayerWeights& w, const float* packed, bool recurrent, int64_t rows,

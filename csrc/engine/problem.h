@@ -89,6 +89,7 @@ struct Problem {
   float* c_n;                          // null for cells without a cell state
   float* reserve_gates;                // [total rows, columns], one layer and direction; null: inference
   float* reserve_c;                    // [total rows, padded units]
+  float* reserve_h;                    // [total rows, output]: a copy, as the caller may change the output; null: there is none
 
   LayerShape shape(int64_t layer) const {
     const int64_t out = projection > 0 ? projection : hidden;

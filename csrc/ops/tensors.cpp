@@ -61,10 +61,20 @@ Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return result;
 }
 
+namespace {
+
+void check_memory(const Tensor& tensor, const char* name) {
+  RNNPACK_CHECK(tensor.numel() == 0 || tensor.data_ptr() != nullptr, name,
+                " has no memory: its storage was freed, as sharded weights are outside their layer's forward");
+}
+
+}  // namespace
+
 void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim) {
   RNNPACK_CHECK(tensor.is_cpu(), name, " must be a CPU tensor");
   RNNPACK_CHECK(tensor.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ", dtype_name(tensor.scalar_type()));
   RNNPACK_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, got shape ", shape_text(tensor));
+  check_memory(tensor, name);
 }
 
 void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes) {

@@ -37,7 +37,7 @@ std::string shape_text(const Tensor& tensor);
 // A new uninitialised CPU tensor. With RNNPACK_FILL_NAN in the environment floats start as NaN, so that tests see what was not written.
 Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype = ScalarType::Float);
 
-// Fails unless `tensor` is a CPU tensor of this type and number of dimensions.
+// Fails unless `tensor` is a CPU tensor of this type and number of dimensions, with memory behind it.
 void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim);
 void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes);
 

@@ -45,11 +45,14 @@ struct Layer {
   // Rows of the reserve: all places of the input, so that its size follows from shapes alone.
   int64_t reserve_rows() const { return sequence.packed() ? problem.rows.total() : problem.rows.steps * problem.rows.count; }
   int64_t gate_floats(bool recompute) const { return recompute ? 0 : reserve_rows() * shape.gates().columns(); }
+  int64_t h_floats(bool recompute) const { return recompute ? 0 : reserve_rows() * shape.output(); }
+  int64_t reserve_floats(bool recompute) const { return gate_floats(recompute) + cell_floats() + h_floats(recompute); }
   int64_t cell_floats() const { return has_cell_state() ? reserve_rows() * shape.gates().blocks() * kBlockUnits : 0; }
 
   void set_reserve(const Tensor& reserve, bool recompute) {
     problem.reserve_gates = recompute ? nullptr : floats(reserve);
     problem.reserve_c = has_cell_state() ? floats(reserve) + gate_floats(recompute) : nullptr;
+    problem.reserve_h = recompute ? nullptr : floats(reserve) + gate_floats(recompute) + cell_floats();
   }
 
   // A tensor like the input with `width` columns, checked; rows dense.
@@ -100,7 +103,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std:
   Tensor output = layer.sequence.empty_like_input(layer.shape.output());
   Tensor h_n = empty({layer.rows(), layer.shape.output()});
   Tensor c_n = layer.has_cell_state() ? empty({layer.rows(), layer.shape.hidden}) : empty({0});
-  Tensor reserve = empty({layer.gate_floats(recompute) + layer.cell_floats()});
+  Tensor reserve = empty({layer.reserve_floats(recompute)});
 
   problem.output = layer.sequence.view(output);
   problem.h_n = floats(h_n);
@@ -120,15 +123,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
     const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const Tensor& weight_ih,
     const Tensor& weight_hh, const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
     const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
-    const Tensor& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch, int64_t wanted) {
+    const std::optional<Tensor>& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch, int64_t wanted) {
   Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr), lengths, batch_sizes, cell, reverse);
   const LayerShape& shape = layer.shape;
   RNNPACK_CHECK(batch == layer.rows(), "batch must be ", layer.rows(), ", got ", batch);
   check_tensor(reserve, "reserve", ScalarType::Float, 1);
-  check_sizes(reserve, "reserve", {layer.gate_floats(recompute) + layer.cell_floats()});
+  check_sizes(reserve, "reserve", {layer.reserve_floats(recompute)});
   RNNPACK_CHECK(reserve.is_contiguous(), "reserve must be the dense tensor that `train` returned");
   layer.set_reserve(reserve, recompute);
-  layer.problem.output = layer.like_input(output, "output", input, shape.output());
+  RNNPACK_CHECK(output || !recompute, "recompute needs the output of `train`");
+  if (output) layer.problem.output = layer.like_input(*output, "output", input, shape.output());
 
   const auto wants = [wanted](int i) { return (wanted >> i & 1) != 0; };
   const int64_t gate_rows = traits(shape.cell).gates * shape.hidden;

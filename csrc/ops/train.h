@@ -6,7 +6,8 @@
 namespace rnnpack::ops {
 
 // input: [L, N, F] or [sum(batch_sizes), F]; states [N, .]. Returns (output, h_n, c_n, reserve); c_n is empty for cells without a cell
-// state. reserve: gates after activation [rows, columns] (not if recompute) and cell states [rows, padded units], in one dimension.
+// state. reserve, in one dimension: gates after activation [rows, columns] (not if recompute), cell states [rows, padded units], and h
+// [rows, output] (not if recompute: then the backward pass takes it from the output).
 std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
                                                  const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
                                                  const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr,
@@ -20,6 +21,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
     const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const Tensor& weight_ih,
     const Tensor& weight_hh, const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
     const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
-    const Tensor& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch, int64_t wanted);
+    const std::optional<Tensor>& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch, int64_t wanted);
 
 }  // namespace rnnpack::ops

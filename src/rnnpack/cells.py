@@ -82,7 +82,7 @@ class Cell(RNNCellBase):
         return [getattr(self, name) for name in names]
 
     def _name(self) -> str:
-        return type(self).__name__
+        return self._cell().partition("_")[0].upper() + "Cell"
 
     def _arguments(self, input: Tensor, hx: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
         if not isinstance(input, Tensor):

@@ -295,7 +295,7 @@ class Recurrent(torch.nn.RNNBase):
     # Single-state layers; LSTM has its own.
 
     def _name(self) -> str:
-        return type(self).__name__
+        return self.mode.partition("_")[0]
 
     def _rank_message(self, dim: int) -> str:
         raise NotImplementedError

@@ -108,6 +108,8 @@ std::vector<Case> cases() {
     }
     found.push_back({.cell = kind, .input = 5, .hidden = 6, .projection = 0, .layers = 2, .directions = 1, .reverse = false,
                      .steps = 0, .count = 3});
+    found.push_back({.cell = kind, .input = 5, .hidden = 6, .projection = 0, .layers = 2, .directions = 2, .reverse = false,
+                     .steps = 3, .count = 0});
     found.push_back({.cell = kind, .input = 0, .hidden = 7, .projection = 0, .layers = 1, .directions = 1, .reverse = false,
                      .steps = 3, .count = 2});
     found.push_back({.cell = kind, .input = 3, .hidden = 150, .projection = 0, .layers = 1, .directions = 1, .reverse = false,
@@ -147,6 +149,30 @@ void without_final_states(const KernelTable& table) {
   const Floats scratch(ceil_div(forward_scratch_bytes(p, alone(setup.sizes())), 4));
   run_forward(table, p, alone(setup.sizes()), scratch.data());
   expect(found.output.same_bits(expected.output) && found.c_n.same_bits(expected.c_n), "a call without h_n gives other bits");
+}
+
+// The final states may be written where the initial ones lie, as a stream does.
+void states_in_place(const KernelTable& table) {
+  Random random;
+  for (const int64_t projection : {0, 20}) {
+    for (const int64_t steps : {1, 4}) {
+      const Case k{.cell = CellKind::kLstm, .input = 5, .hidden = 35, .projection = projection, .layers = 3, .directions = 1,
+                   .reverse = false, .steps = steps, .count = 3};
+      const Setup setup(k, table, random);
+      const Outputs expected = setup.run(alone(k));
+      for (const Plan& plan : plans(k)) {
+        Outputs found = setup.empty_outputs();
+        Problem p = setup.problem(found);
+        std::copy_n(p.h_0, found.h_n.size(), p.h_n);
+        std::copy_n(p.c_0, found.c_n.size(), p.c_n);
+        p.h_0 = p.h_n;
+        p.c_0 = p.c_n;
+        const Floats scratch(ceil_div(forward_scratch_bytes(p, plan), 4));
+        run_forward(table, p, plan, scratch.data());
+        expect(found.same_bits(expected), describe(k, plan), ": other bits when the states are replaced in place");
+      }
+    }
+  }
 }
 
 // --- The plan ------------------------------------------------------------------------------------
@@ -219,6 +245,7 @@ int main() {
   // Plans do not depend on the instruction set: the last, best one stands for all.
   for (const KernelTable* table : all) forward_cases(*table, table == all.back());
   without_final_states(*all.back());
+  states_in_place(*all.back());
   chosen_plans(*all.back());
   nested_calls(*all.back());
   return report("test_engine");

@@ -49,9 +49,9 @@ def gate_columns(cell: int, hidden: int) -> int:
     return full * slots * _PANEL + _round_up(slots * _round_up(rest, _UNITS), _PANEL)
 
 
-def reserve_floats(cell: int, hidden: int, *, recompute: bool) -> int:
-    """Floats that training keeps for one row of one step."""
-    gates = 0 if recompute else gate_columns(cell, hidden)
+def reserve_floats(cell: int, hidden: int, output: int, *, recompute: bool) -> int:
+    """Floats that training keeps for one row of one step: gates and h unless `recompute`, and c."""
+    gates = 0 if recompute else gate_columns(cell, hidden) + output
     return gates + (_round_up(hidden, _PANEL) if CELLS[cell].has_cell_state else 0)
 
 

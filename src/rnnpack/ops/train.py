@@ -52,7 +52,8 @@ def _train(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     output = a.input.new_empty((*a.input.shape[:-1], out))
     h_n = a.input.new_empty((batch, out))
     c_n = a.input.new_empty((batch, hidden) if info.has_cell_state else (0,))
-    reserve = a.input.new_empty((rows * reserve_floats(a.cell, hidden, recompute=a.recompute),))
+    kept = rows * reserve_floats(a.cell, hidden, out, recompute=a.recompute)
+    reserve = a.input.new_empty((kept,))
     return output, h_n, c_n, reserve
 
 
@@ -70,7 +71,7 @@ def _train_backward(
     weight_hr: Tensor | None,
     lengths: Tensor | None,
     batch_sizes: Tensor | None,
-    output: Tensor,
+    output: Tensor | None,
     reserve: Tensor,
     cell: int,
     reverse: bool,
@@ -103,7 +104,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     out, h_n, _c_n, reserve = output
     ctx.mark_non_differentiable(reserve)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:_TENSORS], out, reserve)
+    # The output only where it is needed: what is saved the user may not change in place.
+    ctx.save_for_backward(*inputs[:_TENSORS], out if a.recompute else None, reserve)
     ctx.batch = h_n.size(0)
     ctx.flags = (a.cell, a.reverse, a.recompute)
 
@@ -131,7 +133,7 @@ def _backward(
 
 def _gradients(
     a: TrainInputs,
-    output: Tensor,
+    output: Tensor | None,
     reserve: Tensor,
     grads: tuple[Tensor | None, Tensor | None, Tensor | None],
     wanted: tuple[bool, ...],
