@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import LSTM, Case, assert_as_accurate, run_all, stack
 
-import rnnpack
+from helpers import LSTM, assert_as_accurate, stack
 from rnnpack.ops import CELL_INDEX, library_status
 
 TESTS = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""The ops as the dispatcher calls them: registration, sizes, bits, and arguments of every wrong kind.
+"""The ops as the dispatcher calls them: registration, sizes, bits, and wrong arguments.
 
 The ops stand behind public functions, but anybody can call them, a saved graph among others, so
 each checks all that it is given.
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import assert_same_bits
 from rnnpack.ops import CELL_INDEX, CELLS, is_direct, layout, library_status
 
 pytestmark = pytest.mark.skipif(
@@ -245,7 +245,9 @@ def test_opcheck_train(spec: Spec) -> None:
 
 @pytest.mark.parametrize("spec", SINGLE, ids=str)
 def test_opcheck_train_backward(spec: Spec) -> None:
-    torch.library.opcheck(op("train_backward"), ordered("train_backward", train_backward_arguments(spec)))
+    torch.library.opcheck(
+        op("train_backward"), ordered("train_backward", train_backward_arguments(spec))
+    )
 
 
 @pytest.mark.parametrize("spec", STACKS, ids=str)
@@ -328,7 +330,10 @@ def test_train_gives_the_bits_of_infer() -> None:
         spec = Spec(name, hidden_size=19, steps=9, batch=3, form="lengths")
         trained = train_arguments(spec)
         weights = [trained[key] for key in spec.weights(1) if trained[key] is not None]
-        states = {key: None if trained[key] is None else trained[key].unsqueeze(0) for key in ("h_0", "c_0")}
+        states = {
+            key: None if trained[key] is None else trained[key].unsqueeze(0)
+            for key in ("h_0", "c_0")
+        }
         inferred = infer_arguments(spec) | {"input": trained["input"], "weights": weights} | states
         output, h_n, c_n = call("infer", inferred)
         expected = call("train", trained)
@@ -359,7 +364,9 @@ class Fence:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         assert self._mprotect(address + whole, mmap.PAGESIZE, 0) == 0, ctypes.get_errno()
         self._maps.append(memory)
-        flat = torch.frombuffer(memory, dtype=tensor.dtype, offset=whole - size, count=tensor.numel())
+        flat = torch.frombuffer(
+            memory, dtype=tensor.dtype, offset=whole - size, count=tensor.numel()
+        )
         return flat.view(tensor.shape).copy_(tensor)
 
 
@@ -454,7 +461,8 @@ CHANGES_OF_TENSORS = {
     "all one number": lambda tensor: tensor.new_ones(()).expand(tensor.shape),
     "offset by one": lambda tensor: torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:]
     .view(tensor.shape),
-    "negated lazily": lambda tensor: torch._neg_view(tensor) if tensor.is_floating_point() else tensor,
+    "negated lazily": lambda tensor: torch._neg_view(tensor)
+    if tensor.is_floating_point() else tensor,
     "requiring gradients": lambda tensor: tensor.requires_grad_()
     if tensor.is_floating_point() else tensor,
     "absent": lambda tensor: None,
@@ -476,28 +484,26 @@ def _header_field(packed: torch.Tensor, place: int, number: int) -> torch.Tensor
     return changed
 
 
-@st.composite
-def spoiled_packed(draw: st.DrawFn, packed: torch.Tensor) -> torch.Tensor:
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def spoiled_packed(packed: torch.Tensor) -> st.SearchStrategy[torch.Tensor]:
     """Draw another packed tensor, damaged or of other sizes."""
-    match draw(st.integers(0, 6)):
-        case 0:
-            return packed[: draw(st.integers(0, packed.numel()))].clone()
-        case 1:
-            return torch.frombuffer(
-                bytearray(draw(st.binary(min_size=1, max_size=300))), dtype=torch.uint8
-            )
-        case 2:  # a right beginning, random bytes behind it
-            rest = draw(st.binary(min_size=56, max_size=56))
-            return torch.cat([packed[:8], torch.frombuffer(bytearray(rest), dtype=torch.uint8), packed[64:]])
-        case 3:
-            return _header_field(packed, draw(st.sampled_from(HEADER_PLACES)), draw(st.sampled_from(NUMBERS)))
-        case 4:
-            other = draw(specs)
-            return call("pack", pack_arguments(other))
-        case 5:
-            return torch.cat([packed[:1], packed])[1:]  # not on a word
-        case _:
-            return _strided(packed)
+    return st.one_of(
+        st.integers(0, packed.numel()).map(lambda size: packed[:size].clone()),
+        st.binary(min_size=1, max_size=300).map(_bytes),
+        # A right beginning, random bytes behind it.
+        st.binary(min_size=56, max_size=56).map(
+            lambda data: torch.cat([packed[:8], _bytes(data), packed[64:]])
+        ),
+        st.tuples(st.sampled_from(HEADER_PLACES), st.sampled_from(NUMBERS)).map(
+            lambda change: _header_field(packed, *change)
+        ),
+        specs.map(lambda spec: call("pack", pack_arguments(spec))),
+        st.just(torch.cat([packed[:1], packed])[1:]),  # not on a word
+        st.just(_strided(packed)),
+    )
 
 
 @st.composite
@@ -575,5 +581,7 @@ def test_right_arguments_succeed(name: str) -> None:
         results = call(name, ARGUMENTS[name](spec))
         for result in results if isinstance(results, tuple) else (results,):
             if isinstance(result, torch.Tensor) and result.is_floating_point():
-                expected_nan = name == "train" and result.dim() == 1  # a reserve has places to spare
+                expected_nan = (
+                    name == "train" and result.dim() == 1
+                )  # a reserve has places to spare
                 assert expected_nan or not result.isnan().any(), f"{name} left NaN for {spec}"

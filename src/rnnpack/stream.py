@@ -10,6 +10,9 @@ from torch import Tensor
 from rnnpack.ops.stream import NativeStream
 
 
+_CPU = torch.device("cpu")
+
+
 class Stream:
     """A layer fed step by step; made by `layer.stream(batch_size)`.
 
@@ -34,10 +37,9 @@ class Stream:
         layers = len(packed)
         self._h = _empty(layers, batch_size, self._output_size).zero_()
         self._c = _empty(layers, batch_size, hidden_size).zero_() if has_cell_state else None
-        self._native = NativeStream(cell, sizes, batch_size, packed, self._h, self._c)
+        self._run = NativeStream(cell, sizes, batch_size, packed, self._h, self._c).run
         self._step_shapes = ((batch_size, self._input_size), (batch_size, self._output_size))
 
-    @torch.no_grad()
     def step(self, input: Tensor) -> Tensor:
         """Run one step: [N, H_in] to [N, H_out].
 
@@ -48,18 +50,17 @@ class Stream:
         shape, output_shape = self._step_shapes
         if input.shape != shape or not _is_ready(input):
             input = self._checked(input, shape)
-        output = _empty(*output_shape)
-        self._native.run(1, input.data_ptr(), output.data_ptr())
+        output = torch.empty(output_shape, dtype=torch.float32, device=_CPU)
+        self._run(1, input.data_ptr(), output.data_ptr())
         return output
 
-    @torch.no_grad()
     def run(self, input: Tensor) -> Tensor:
         """Run several steps: [L, N, H_in] to [L, N, H_out]; L may be 0. Raises as `step` does."""
         steps = input.size(0) if input.dim() else 0
         input = self._checked(input, (steps, self._batch_size, self._input_size))
         output = _empty(steps, self._batch_size, self._output_size)
         if steps > 0:
-            self._native.run(steps, input.data_ptr(), output.data_ptr())
+            self._run(steps, input.data_ptr(), output.data_ptr())
         return output
 
     @property
@@ -121,7 +122,7 @@ class Stream:
 
 def _empty(*size: int) -> Tensor:
     # Whatever torch's default dtype and device are: native code writes floats there.
-    return torch.empty(size, dtype=torch.float32, device="cpu")
+    return torch.empty(size, dtype=torch.float32, device=_CPU)
 
 
 def _is_ready(input: Tensor) -> bool:

@@ -1,4 +1,5 @@
-// What the programs in this folder share: checks that are counted, buffers that betray a wrong access, random numbers.
+// What the programs in this folder share: checks that are counted, buffers that betray a wrong
+// access, random numbers.
 #pragma once
 
 #include <cmath>
@@ -26,7 +27,8 @@ inline constexpr double kEps = std::numeric_limits<float>::epsilon();
 inline int64_t checks = 0;
 inline int64_t failures = 0;
 
-// Counts one check; of those that fail the first twenty are printed, with what the parts say of the case.
+// Counts one check; of those that fail the first twenty are printed, with what the parts say of the
+// case.
 template <class... Parts>
 bool expect(bool holds, const Parts&... parts) {
   ++checks;
@@ -44,7 +46,8 @@ bool expect(bool holds, const Parts&... parts) {
 // |found - truth| <= bound, written so that a NaN fails.
 template <class... Parts>
 bool expect_close(double found, double truth, double bound, const Parts&... parts) {
-  return expect(std::abs(found - truth) <= bound, parts..., ": expected ", truth, " within ", bound, ", got ", found);
+  return expect(std::abs(found - truth) <= bound, parts..., ": expected ", truth, " within ", bound,
+                ", got ", found);
 }
 
 // The exit status of a program. A program that checked nothing has not passed.
@@ -53,12 +56,14 @@ inline int report(const char* program) {
   return failures == 0 && checks > 0 ? 0 : 1;
 }
 
-// Floats on the heap, on a cache line and of exact size: what lies past the end is caught by AddressSanitizer. They start as NaN, so that
-// what was never written shows.
+// Floats on the heap, on a cache line and of exact size: what lies past the end is caught by
+// AddressSanitizer. They start as NaN, so that what was never written shows.
 class Floats {
  public:
   explicit Floats(int64_t size, float value = kNan)
-      : size_(size), data_(static_cast<float*>(::operator new(static_cast<size_t>(size) * sizeof(float), kAlignment))) {
+      : size_(size),
+        data_(static_cast<float*>(
+            ::operator new(static_cast<size_t>(size) * sizeof(float), kAlignment))) {
     for (int64_t i = 0; i < size; ++i) data_.get()[i] = value;
   }
 
@@ -69,7 +74,8 @@ class Floats {
   // The same bits, NaN included.
   bool same_bits(const Floats& other) const {
     if (size_ != other.size_) return false;
-    return size_ == 0 || std::memcmp(data(), other.data(), static_cast<size_t>(size_) * sizeof(float)) == 0;
+    return size_ == 0 ||
+           std::memcmp(data(), other.data(), static_cast<size_t>(size_) * sizeof(float)) == 0;
   }
 
  private:
@@ -103,7 +109,9 @@ class RowBuffers {
 // The same numbers in every run.
 class Random {
  public:
-  float uniform(float limit) { return std::uniform_real_distribution<float>(-limit, limit)(engine_); }
+  float uniform(float limit) {
+    return std::uniform_real_distribution<float>(-limit, limit)(engine_);
+  }
   void fill(const Floats& floats, float limit) { fill(floats, limit, floats.size()); }
   void fill(const Floats& floats, float limit, int64_t count) {
     for (int64_t i = 0; i < count; ++i) floats[i] = uniform(limit);

@@ -32,10 +32,14 @@ struct Case {
   int64_t output() const { return projection > 0 ? projection : hidden; }
   std::string text() const {
     std::ostringstream text;
-    text << cell_name(static_cast<int>(cell)) << ", " << steps << " steps, " << count << " rows, " << input << " to " << hidden << " to "
-         << projection << ", " << layers << " layers, " << directions << " directions" << (reverse ? ", reverse" : "")
-         << (form == Form::kEqual ? "" : form == Form::kLengths ? ", lengths" : ", packed") << (batch_first ? ", batch first" : "")
-         << (bias ? "" : ", no bias") << (states ? "" : ", no states") << (direct ? ", direct" : "") << (train ? ", train" : "");
+    text << cell_name(static_cast<int>(cell)) << ", " << steps << " steps, " << count << " rows, "
+         << input << " to " << hidden << " to " << projection << ", " << layers << " layers, "
+         << directions << " directions" << (reverse ? ", reverse" : "")
+         << (form == Form::kEqual     ? ""
+             : form == Form::kLengths ? ", lengths"
+                                      : ", packed")
+         << (batch_first ? ", batch first" : "") << (bias ? "" : ", no bias")
+         << (states ? "" : ", no states") << (direct ? ", direct" : "") << (train ? ", train" : "");
     return text.str();
   }
 };
@@ -50,7 +54,8 @@ struct ExactWeights {
   Vector ih, hh, hr, bias_ih, bias_hh;
 };
 
-// Everything a result depends on. Sequences and states are by row in processing order; h_0 and c_0 by stack, then row.
+// Everything a result depends on. Sequences and states are by row in processing order; h_0 and c_0
+// by stack, then row.
 struct Exact {
   std::vector<Vector> input;  // [row][time * features]
   std::vector<Vector> h_0, c_0;
@@ -64,7 +69,8 @@ struct ExactResult {
 
 inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
-// Gates by slot, as csrc/kernels/cell/kind.h numbers them; updates h (before a projection) and c of one unit.
+// Gates by slot, as csrc/kernels/cell/kind.h numbers them; updates h (before a projection) and c of
+// one unit.
 inline void exact_cell(CellKind cell, const double* gates, double& h, double& c) {
   switch (cell) {
     case CellKind::kLstm:
@@ -88,7 +94,8 @@ inline double dot(const double* a, const double* b, int64_t count) {
 }
 
 // One layer and direction of one row; h and c end as the final states.
-inline Vector exact_layer(const Case& k, const ExactWeights& w, bool reverse, const Vector& input, int64_t length, Vector& h, Vector& c) {
+inline Vector exact_layer(const Case& k, const ExactWeights& w, bool reverse, const Vector& input,
+                          int64_t length, Vector& h, Vector& c) {
   const CellTraits& cell = traits(k.cell);
   const int64_t out = k.output();
   Vector output(static_cast<size_t>(length * out));
@@ -99,8 +106,11 @@ inline Vector exact_layer(const Case& k, const ExactWeights& w, bool reverse, co
       double gates[kMaxSlots] = {};
       for (int g = 0; g < cell.gates; ++g) {
         const int64_t r = g * k.hidden + u;
-        gates[cell.ih_slot[g]] += w.bias_ih[static_cast<size_t>(r)] + dot(w.ih.data() + r * w.input, input.data() + t * w.input, w.input);
-        gates[cell.hh_slot[g]] += w.bias_hh[static_cast<size_t>(r)] + dot(w.hh.data() + r * out, h.data(), out);
+        gates[cell.ih_slot[g]] +=
+            w.bias_ih[static_cast<size_t>(r)] +
+            dot(w.ih.data() + r * w.input, input.data() + t * w.input, w.input);
+        gates[cell.hh_slot[g]] +=
+            w.bias_hh[static_cast<size_t>(r)] + dot(w.hh.data() + r * out, h.data(), out);
       }
       double value = k.projection > 0 ? 0 : h[static_cast<size_t>(u)];
       exact_cell(k.cell, gates, value, c[static_cast<size_t>(u)]);
@@ -109,7 +119,8 @@ inline Vector exact_layer(const Case& k, const ExactWeights& w, bool reverse, co
     h = next;
     if (k.projection > 0) {
       h.assign(static_cast<size_t>(out), 0);
-      for (int64_t i = 0; i < out; ++i) h[static_cast<size_t>(i)] = dot(w.hr.data() + i * k.hidden, next.data(), k.hidden);
+      for (int64_t i = 0; i < out; ++i)
+        h[static_cast<size_t>(i)] = dot(w.hr.data() + i * k.hidden, next.data(), k.hidden);
     }
     std::copy(h.begin(), h.end(), output.begin() + t * out);
   }
@@ -128,9 +139,11 @@ inline ExactResult exact_stack(const Case& k, const Exact& from, const Rows& row
         const int64_t stack = layer * k.directions + d;
         const auto state = static_cast<size_t>(stack * k.count + r);
         const bool reverse = k.directions == 2 ? d == 1 : k.reverse;
-        const Vector output = exact_layer(k, from.weights[static_cast<size_t>(stack)], reverse, values, length, result.h_n[state], result.c_n[state]);
+        const Vector output = exact_layer(k, from.weights[static_cast<size_t>(stack)], reverse,
+                                          values, length, result.h_n[state], result.c_n[state]);
         for (int64_t t = 0; t < length; ++t) {
-          std::copy_n(output.begin() + t * k.output(), k.output(), joined.begin() + t * width + d * k.output());
+          std::copy_n(output.begin() + t * k.output(), k.output(),
+                      joined.begin() + t * width + d * k.output());
         }
       }
       values = joined;
@@ -156,7 +169,8 @@ struct Layer {
         bias_ih(k.hidden * traits(k.cell).gates),
         bias_hh(k.hidden * traits(k.cell).gates) {
     const auto scale = static_cast<float>(1.5 / std::sqrt(static_cast<double>(k.hidden)));
-    for (const auto& [matrix, columns] : {std::pair{&ih, input}, std::pair{&hh, k.output()}, std::pair{&hr, k.hidden}}) {
+    for (const auto& [matrix, columns] :
+         {std::pair{&ih, input}, std::pair{&hh, k.output()}, std::pair{&hr, k.hidden}}) {
       for (int64_t i = 0; i < matrix->size(); ++i) {
         if (i % (columns + gap) < columns) (*matrix)[i] = random.uniform(scale);
       }
@@ -174,9 +188,11 @@ struct Layer {
       return dense;
     };
     const auto bias = [&k](const Floats& from) {
-      return k.bias ? Vector(from.data(), from.data() + from.size()) : Vector(static_cast<size_t>(from.size()), 0.0);
+      return k.bias ? Vector(from.data(), from.data() + from.size())
+                    : Vector(static_cast<size_t>(from.size()), 0.0);
     };
-    return {input, matrix(ih, input), matrix(hh, k.output()), matrix(hr, k.hidden), bias(bias_ih), bias(bias_hh)};
+    return {input,         matrix(ih, input), matrix(hh, k.output()), matrix(hr, k.hidden),
+            bias(bias_ih), bias(bias_hh)};
   }
 };
 
@@ -204,8 +220,10 @@ class Setup {
       layers_.emplace_back(k, i < k.directions ? k.input : k.directions * k.output(), random);
     }
     for (const Layer& l : layers_) {
-      weights_.push_back({nullptr, l.ih.data(), l.hh.data(), k.projection > 0 ? l.hr.data() : nullptr, l.input + l.gap,
-                          k.output() + l.gap, k.hidden + l.gap, k.bias ? l.bias_ih.data() : nullptr, k.bias ? l.bias_hh.data() : nullptr});
+      weights_.push_back({nullptr, l.ih.data(), l.hh.data(),
+                          k.projection > 0 ? l.hr.data() : nullptr, l.input + l.gap,
+                          k.output() + l.gap, k.hidden + l.gap, k.bias ? l.bias_ih.data() : nullptr,
+                          k.bias ? l.bias_hh.data() : nullptr});
     }
     // Places past each row's end stay NaN: whoever reads them spoils everything after.
     const SequenceView view = input_view(input_.data());
@@ -227,27 +245,46 @@ class Setup {
   // Rows of a tensor with the case's places and `width` columns.
   SequenceView view(float* data, int64_t width) const {
     if (k_.form == Form::kPacked) return {data, width, width};
-    return k_.batch_first ? SequenceView{data, width, k_.steps * width} : SequenceView{data, k_.count * width, width};
+    return k_.batch_first ? SequenceView{data, width, k_.steps * width}
+                          : SequenceView{data, k_.count * width, width};
   }
   SequenceView input_view(float* data) const { return view(data, k_.input); }
   int64_t places() const { return k_.form == Form::kPacked ? packed_rows() : k_.steps * k_.count; }
 
+  // Panels of a group in the weights that a call packs for itself.
+  void set_groups(int32_t ih, int32_t hh) {
+    ih_group_ = ih;
+    hh_group_ = hh;
+  }
+
   // Uses snapshots of packed weights instead of plain ones.
   void pack() {
     for (int64_t i = 0; i < stacks_; ++i) {
-      const LayerShape shape{k_.cell, layers_[static_cast<size_t>(i)].input, k_.hidden, k_.projection};
+      const LayerShape shape{.cell = k_.cell,
+                             .input = layers_[static_cast<size_t>(i)].input,
+                             .hidden = k_.hidden,
+                             .projection = k_.projection};
       packed_.emplace_back(shape.packed_floats());
       pack_layer(table_, shape, weights_[static_cast<size_t>(i)], packed_.back().data());
     }
     for (int64_t i = 0; i < stacks_; ++i) {
-      weights_[static_cast<size_t>(i)] = {packed_[static_cast<size_t>(i)].data(), nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr};
+      weights_[static_cast<size_t>(i)] = {packed_[static_cast<size_t>(i)].data(),
+                                          nullptr,
+                                          nullptr,
+                                          nullptr,
+                                          0,
+                                          0,
+                                          0,
+                                          nullptr,
+                                          nullptr};
     }
   }
 
   Outputs empty_outputs(bool recompute = false) const {
     const GateLayout gates{k_.hidden, traits(k_.cell).slots};
     const bool has_c = traits(k_.cell).has_cell_state;
-    return {Floats(places() * k_.directions * k_.output()), Floats(stacks_ * k_.count * k_.output()),
+    return {Floats(places() * k_.directions * k_.output()),
+            Floats(stacks_ * k_.count * k_.output()),
             Floats(has_c ? stacks_ * k_.count * k_.hidden : 0),
             Floats(k_.train && !recompute ? rows_.total() * gates.columns() : 0),
             Floats(k_.train && has_c ? rows_.total() * gates.blocks() * kBlockUnits : 0)};
@@ -263,6 +300,8 @@ class Setup {
     p.directions = k_.directions;
     p.reverse = k_.reverse;
     p.direct = k_.direct;
+    p.ih_group = ih_group_;
+    p.hh_group = hh_group_;
     p.rows = rows_;
     p.input = input_view(input_.data());
     p.output = view(to.output.data(), k_.directions * k_.output());
@@ -329,7 +368,8 @@ class Setup {
     }
     int64_t before = 0;
     for (int64_t s = 0; s < k_.steps; ++s) {
-      active_.push_back(std::count_if(lengths_.begin(), lengths_.end(), [s](int64_t length) { return length > s; }));
+      active_.push_back(std::count_if(lengths_.begin(), lengths_.end(),
+                                      [s](int64_t length) { return length > s; }));
       row_start_.push_back(before);
       before += active_.back();
     }
@@ -352,6 +392,7 @@ class Setup {
   std::vector<Layer> layers_;
   std::vector<LayerWeights> weights_;
   std::vector<Floats> packed_;
+  int32_t ih_group_ = kGroup, hh_group_ = kGroup;
 };
 
 // One thread, all steps in one piece: what every other plan must agree with.
@@ -362,8 +403,9 @@ inline Plan alone(const Case& k) {
 
 inline std::string describe(const Case& k, const Plan& plan) {
   std::ostringstream text;
-  text << k.text() << "; " << plan.row_groups << " groups x " << plan.lanes << " lanes x " << plan.unit_threads << ", segments of "
-       << plan.segment_steps << ", chunks of " << plan.chunk_steps;
+  text << k.text() << "; " << plan.row_groups << " groups x " << plan.lanes << " lanes x "
+       << plan.unit_threads << ", segments of " << plan.segment_steps << ", chunks of "
+       << plan.chunk_steps;
   return text.str();
 }
 

@@ -1,4 +1,5 @@
-// The pointwise part of every cell on every ISA: forward against the equations in double, backward against their finite differences.
+// The pointwise part of every cell on every ISA: forward against the equations in double, backward
+// against their finite differences.
 #include <array>
 
 #include "check.h"
@@ -24,12 +25,14 @@ double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 States equations(CellKind cell, const Unit& u) {
   switch (cell) {
     case CellKind::kLstm: {
-      const double i = sigmoid(u.pre[0]), f = sigmoid(u.pre[1]), g = std::tanh(u.pre[2]), o = sigmoid(u.pre[3]);
+      const double i = sigmoid(u.pre[0]), f = sigmoid(u.pre[1]), g = std::tanh(u.pre[2]),
+                   o = sigmoid(u.pre[3]);
       const double c = f * u.c_prev + i * g;
       return {o * std::tanh(c), c, o * std::tanh(c), {i, f, g, o}};
     }
     case CellKind::kGru: {
-      const double r = sigmoid(u.pre[0]), z = sigmoid(u.pre[1]), n = std::tanh(u.pre[3] + r * u.pre[2]);
+      const double r = sigmoid(u.pre[0]), z = sigmoid(u.pre[1]),
+                   n = std::tanh(u.pre[3] + r * u.pre[2]);
       return {n + z * (u.h_prev - n), 0.0, 0.0, {r, z, u.pre[2], n}};
     }
     case CellKind::kRnnTanh: return {std::tanh(u.pre[0]), 0.0, 0.0, {std::tanh(u.pre[0])}};
@@ -38,7 +41,8 @@ States equations(CellKind cell, const Unit& u) {
   return {};
 }
 
-// Derivative of dh * h + dc * c by one of the unit's numbers: central differences, right to about 1e-9 in double.
+// Derivative of dh * h + dc * c by one of the unit's numbers: central differences, right to about
+// 1e-9 in double.
 template <class Number>
 double slope(CellKind cell, const Unit& unit, double dh, double dc, Number number) {
   constexpr double kStep = 1e-6;
@@ -51,7 +55,8 @@ double slope(CellKind cell, const Unit& unit, double dh, double dc, Number numbe
   return (value(kStep) - value(-kStep)) / (2 * kStep);
 }
 
-// Buffers of one call, each row its own and of the size that cell.h asks for; NaN wherever the call may not look.
+// Buffers of one call, each row its own and of the size that cell.h asks for; NaN wherever the call
+// may not look.
 struct Buffers {
   CellKind cell;
   const CellTraits& traits;
@@ -97,7 +102,8 @@ struct Buffers {
 
   float& gate(int64_t row, int slot, int64_t unit) const {
     const int64_t block = unit / kBlockUnits;
-    return gates[row][layout.column(block) + slot * layout.stored_units(block) + unit % kBlockUnits];
+    return gates[row]
+                [layout.column(block) + slot * layout.stored_units(block) + unit % kBlockUnits];
   }
 
   // c may be c_prev itself.
@@ -115,7 +121,8 @@ struct Buffers {
             keep};
   }
 
-  CellBackward backward(int64_t first, int64_t last, bool with_grad_output, bool with_hidden) const {
+  CellBackward backward(int64_t first, int64_t last, bool with_grad_output,
+                        bool with_hidden) const {
     const bool has_c = traits.has_cell_state;
     return {layout,
             rows,
@@ -133,7 +140,8 @@ struct Buffers {
   }
 };
 
-// Activations are right to 3 ulp, and each of the few operations around them rounds once: 16 eps of the largest operand holds them all.
+// Activations are right to 3 ulp, and each of the few operations around them rounds once: 16 eps of
+// the largest operand holds them all.
 constexpr double kBound = 16 * kEps;
 
 void check_forward(const KernelTable& table, const Buffers& b, bool keep, bool in_place) {
@@ -145,24 +153,30 @@ void check_forward(const KernelTable& table, const Buffers& b, bool keep, bool i
       const States truth = equations(b.cell, unit);
       const double bound = kBound * (1 + std::abs(unit.c_prev));
       std::ostringstream text;
-      text << isa_name(table.isa) << " " << cell_name(kind) << ", unit " << u << " of " << b.layout.hidden << ", row " << row;
+      text << isa_name(table.isa) << " " << cell_name(kind) << ", unit " << u << " of "
+           << b.layout.hidden << ", row " << row;
       expect_close(b.h[row][u], truth.h, bound, text.str(), ": h");
-      if (b.traits.has_cell_state) expect_close((in_place ? b.c_prev : b.c)[row][u], truth.c, bound, text.str(), ": c");
+      if (b.traits.has_cell_state)
+        expect_close((in_place ? b.c_prev : b.c)[row][u], truth.c, bound, text.str(), ": c");
       for (int s = 0; keep && s < b.traits.slots; ++s) {
-        expect_close(b.gate(row, s, u), truth.kept[static_cast<size_t>(s)], bound, text.str(), ": kept slot ", s);
+        expect_close(b.gate(row, s, u), truth.kept[static_cast<size_t>(s)], bound, text.str(),
+                     ": kept slot ", s);
       }
     }
   }
 }
 
-void check_backward(const KernelTable& table, const Buffers& b, bool with_grad_output, bool with_hidden) {
+void check_backward(const KernelTable& table, const Buffers& b, bool with_grad_output,
+                    bool with_hidden) {
   const int kind = static_cast<int>(b.cell);
   table.forward[kind](b.forward(0, b.layout.blocks(), true, false));
   std::vector<std::vector<std::pair<double, double>>> from_later;  // dh, dc
   for (int64_t row = 0; row < b.rows; ++row) {
     from_later.emplace_back();
     for (int64_t u = 0; u < b.layout.hidden; ++u) {
-      from_later.back().emplace_back(b.dh[row][u] + (with_grad_output ? static_cast<double>(b.grad_output[row][u]) : 0.0), b.dc[row][u]);
+      from_later.back().emplace_back(
+          b.dh[row][u] + (with_grad_output ? static_cast<double>(b.grad_output[row][u]) : 0.0),
+          b.dc[row][u]);
     }
   }
   table.backward[kind](b.backward(0, b.layout.blocks(), with_grad_output, with_hidden));
@@ -172,21 +186,29 @@ void check_backward(const KernelTable& table, const Buffers& b, bool with_grad_o
       const auto [dh, dc] = from_later[static_cast<size_t>(row)][static_cast<size_t>(u)];
       const double bound = kBound * (1 + std::abs(unit.c_prev)) * (1 + std::abs(dh) + std::abs(dc));
       std::ostringstream text;
-      text << isa_name(table.isa) << " " << cell_name(kind) << " backward, unit " << u << " of " << b.layout.hidden << ", row " << row;
+      text << isa_name(table.isa) << " " << cell_name(kind) << " backward, unit " << u << " of "
+           << b.layout.hidden << ", row " << row;
       for (int s = 0; s < b.traits.slots; ++s) {
-        const double truth = slope(b.cell, unit, dh, dc, [s](Unit& moved) -> double& { return moved.pre[static_cast<size_t>(s)]; });
-        expect_close(b.dgates[row][s * b.layout.hidden + u], truth, bound, text.str(), ": dgates of slot ", s);
+        const double truth = slope(b.cell, unit, dh, dc, [s](Unit& moved) -> double& {
+          return moved.pre[static_cast<size_t>(s)];
+        });
+        expect_close(b.dgates[row][s * b.layout.hidden + u], truth, bound, text.str(),
+                     ": dgates of slot ", s);
       }
       // What reaches h_prev past the gates.
-      const double dh_prev = slope(b.cell, unit, dh, dc, [](Unit& moved) -> double& { return moved.h_prev; });
+      const double dh_prev =
+          slope(b.cell, unit, dh, dc, [](Unit& moved) -> double& { return moved.h_prev; });
       expect_close(b.dh[row][u], dh_prev, bound, text.str(), ": dh");
       if (b.traits.has_cell_state) {
-        const double dc_prev = slope(b.cell, unit, dh, dc, [](Unit& moved) -> double& { return moved.c_prev; });
+        const double dc_prev =
+            slope(b.cell, unit, dh, dc, [](Unit& moved) -> double& { return moved.c_prev; });
         expect_close(b.dc[row][u], dc_prev, bound, text.str(), ": dc");
         if (with_hidden) {
-          expect_close(b.hidden[row][u], equations(b.cell, unit).hidden, bound, text.str(), ": hidden");
+          expect_close(b.hidden[row][u], equations(b.cell, unit).hidden, bound, text.str(),
+                       ": hidden");
         } else {
-          expect(std::isnan(b.hidden[row][u]), text.str(), ": hidden was written without being asked for");
+          expect(std::isnan(b.hidden[row][u]), text.str(),
+                 ": hidden was written without being asked for");
         }
       }
     }
@@ -202,8 +224,10 @@ void check_ranges(const KernelTable& table, CellKind cell, int64_t hidden) {
   const auto same = [&](const char* what, const RowBuffers& a, const RowBuffers& b) {
     for (int64_t row = 0; row < 3; ++row) {
       for (int64_t i = 0; i < a[row].size(); ++i) {
-        const bool equal = bits_of(a[row][i]) == bits_of(b[row][i]) || (std::isnan(a[row][i]) && std::isnan(b[row][i]));
-        expect(equal, isa_name(table.isa), " ", cell_name(kind), ", hidden ", hidden, ": ", what, " differs at ", i, " of row ", row);
+        const bool equal = bits_of(a[row][i]) == bits_of(b[row][i]) ||
+                           (std::isnan(a[row][i]) && std::isnan(b[row][i]));
+        expect(equal, isa_name(table.isa), " ", cell_name(kind), ", hidden ", hidden, ": ", what,
+               " differs at ", i, " of row ", row);
       }
     }
   };
@@ -211,7 +235,8 @@ void check_ranges(const KernelTable& table, CellKind cell, int64_t hidden) {
   for (int64_t b = blocks - 1; b >= 0; --b) {
     table.forward[kind](parts.forward(b, b + 1, true, false));
     for (int64_t u = 0; u < b * kBlockUnits; ++u) {
-      expect(std::isnan(parts.h[0][u]), isa_name(table.isa), " ", cell_name(kind), ": block ", b, " wrote unit ", u);
+      expect(std::isnan(parts.h[0][u]), isa_name(table.isa), " ", cell_name(kind), ": block ", b,
+             " wrote unit ", u);
     }
   }
   same("h", whole.h, parts.h);

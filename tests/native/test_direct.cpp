@@ -1,4 +1,5 @@
-// Products with plain weights: every number of rows and every tail against double, and reads that stay within the matrix.
+// Products with plain weights: every number of rows and every tail against double, and reads that
+// stay within the matrix.
 #include "check.h"
 
 namespace rnnpack::check {
@@ -6,7 +7,8 @@ namespace {
 
 constexpr float kSentinel = 12345.0f;
 
-void check_direct(const KernelTable& table, Random& random, int64_t rows, int64_t k, int64_t count, int64_t gap, bool with_bias) {
+void check_direct(const KernelTable& table, Random& random, int64_t rows, int64_t k, int64_t count,
+                  int64_t gap, bool with_bias) {
   const int64_t ld = k + gap;
   const Floats w((count - 1) * ld + k);
   for (int64_t j = 0; j < count; ++j) {
@@ -21,13 +23,16 @@ void check_direct(const KernelTable& table, Random& random, int64_t rows, int64_
   const Floats start(width);
   random.fill(start, 1.0f);
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < width; ++j) c[i][j] = j < column ? kSentinel : with_bias ? kNan : start[j];
+    for (int64_t j = 0; j < width; ++j)
+      c[i][j] = j < column ? kSentinel : with_bias ? kNan : start[j];
   }
 
-  table.direct(rows, k, a.const_rows(), w.data(), ld, count, with_bias ? bias.data() : nullptr, column, c.rows());
+  table.direct(rows, k, a.const_rows(), w.data(), ld, count, with_bias ? bias.data() : nullptr,
+               column, c.rows());
 
   std::ostringstream text;
-  text << isa_name(table.isa) << ", " << rows << " rows, k " << k << ", " << count << " columns, ld " << ld;
+  text << isa_name(table.isa) << ", " << rows << " rows, k " << k << ", " << count
+       << " columns, ld " << ld;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < column; ++j) {
       expect(c[i][j] == kSentinel, text.str(), " wrote to column ", j, ", before its own");
@@ -45,8 +50,10 @@ void check_direct(const KernelTable& table, Random& random, int64_t rows, int64_
       expect_close(c[i][column + j], truth, bound, text.str(), ", row ", i, ", column ", j);
     }
     for (int64_t j = 0; j < width; ++j) alone[0][j] = j < column ? kSentinel : start[j];
-    table.direct(1, k, a.const_rows() + i, w.data(), ld, count, with_bias ? bias.data() : nullptr, column, alone.rows());
-    expect(alone[0].same_bits(c[i]), text.str(), ": row ", i, " has other bits alone than among the others");
+    table.direct(1, k, a.const_rows() + i, w.data(), ld, count, with_bias ? bias.data() : nullptr,
+                 column, alone.rows());
+    expect(alone[0].same_bits(c[i]), text.str(), ": row ", i,
+           " has other bits alone than among the others");
   }
 }
 
@@ -59,7 +66,8 @@ int main() {
   for (const rnnpack::KernelTable* table : tables()) {
     for (const int64_t k : {0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 150}) {
       for (int64_t count = 1; count <= 17; ++count) {
-        for (int64_t rows = 1; rows <= 5; ++rows) check_direct(*table, random, rows, k, count, (k + count) % 4, rows % 2 == 0);
+        for (int64_t rows = 1; rows <= 5; ++rows)
+          check_direct(*table, random, rows, k, count, (k + count) % 4, rows % 2 == 0);
       }
     }
   }

@@ -1,5 +1,5 @@
-// The time loop, forward: every cell, stack, direction and sequence layout against plain loops in double; and every way to share the work
-// among threads gives the bits of one thread.
+// The time loop, forward: every cell, stack, direction and sequence layout against plain loops in
+// double; and every way to share the work among threads gives the bits of one thread.
 #include <array>
 #include <optional>
 
@@ -9,16 +9,19 @@
 namespace rnnpack::check {
 namespace {
 
-// Rounding of a few steps of sums over up to 150 numbers of size 1; a wrong index is off by a thousand times that.
+// Rounding of a few steps of sums over up to 150 numbers of size 1; a wrong index is off by a
+// thousand times that.
 constexpr double kBound = 64 * kEps;
 
 void check_values(const Setup& setup, const Outputs& found) {
   const Case& k = setup.sizes();
   const ExactResult truth = exact_stack(k, setup.exact(), setup.rows());
   const std::string text = std::string(isa_name(setup.table().isa)) + " " + k.text();
-  const auto check_row = [&](const char* name, int64_t r, int64_t at, const float* row, const double* expected, int64_t width) {
+  const auto check_row = [&](const char* name, int64_t r, int64_t at, const float* row,
+                             const double* expected, int64_t width) {
     for (int64_t i = 0; i < width; ++i) {
-      expect_close(row[i], expected[i], kBound * (1 + std::abs(expected[i])), text, ": ", name, ", row ", r, ", ", at, ", ", i);
+      expect_close(row[i], expected[i], kBound * (1 + std::abs(expected[i])), text, ": ", name,
+                   ", row ", r, ", ", at, ", ", i);
     }
   };
   const int64_t width = k.directions * k.output();
@@ -27,19 +30,23 @@ void check_values(const Setup& setup, const Outputs& found) {
   for (int64_t r = 0; r < k.count; ++r) {
     for (int64_t t = 0; t < setup.rows().length(r); ++t) {
       const float* row = setup.rows().at(view, t, r);
-      check_row("output", r, t, row, truth.output[static_cast<size_t>(r)].data() + t * width, width);
+      check_row("output", r, t, row, truth.output[static_cast<size_t>(r)].data() + t * width,
+                width);
       std::fill_n(written.begin() + (row - found.output.data()), width, true);
     }
     for (int64_t stack = 0; stack < k.layers * k.directions; ++stack) {
       const int64_t state = stack * k.count + setup.rows().row_of(r);
       const auto exact = static_cast<size_t>(stack * k.count + r);
-      check_row("h_n", r, stack, found.h_n.data() + state * k.output(), truth.h_n[exact].data(), k.output());
+      check_row("h_n", r, stack, found.h_n.data() + state * k.output(), truth.h_n[exact].data(),
+                k.output());
       if (!traits(k.cell).has_cell_state) continue;
-      check_row("c_n", r, stack, found.c_n.data() + state * k.hidden, truth.c_n[exact].data(), k.hidden);
+      check_row("c_n", r, stack, found.c_n.data() + state * k.hidden, truth.c_n[exact].data(),
+                k.hidden);
     }
   }
   for (int64_t i = 0; i < found.output.size(); ++i) {
-    expect(written[static_cast<size_t>(i)] || std::isnan(found.output[i]), text, ": wrote past a row's end, at ", i);
+    expect(written[static_cast<size_t>(i)] || std::isnan(found.output[i]), text,
+           ": wrote past a row's end, at ", i);
   }
 }
 
@@ -48,7 +55,8 @@ std::vector<Plan> plans(const Case& k) {
   const int64_t steps = std::max<int64_t>(k.steps, 1);
   std::vector<Plan> found;
   const auto add = [&](int groups, int lanes, int unit_threads, int64_t segment, int64_t chunk) {
-    found.push_back({groups * lanes * unit_threads, groups, lanes, unit_threads, segment, std::min(chunk, segment)});
+    found.push_back({groups * lanes * unit_threads, groups, lanes, unit_threads, segment,
+                     std::min(chunk, segment)});
   };
   add(1, 1, 1, steps, 1);
   add(1, 1, 1, steps, 3);
@@ -71,14 +79,18 @@ std::vector<Plan> plans(const Case& k) {
   return found;
 }
 
-// Every `each`-th plan gives the bits of one thread.
-void check_plans(const Setup& setup, size_t each) {
+// Every `each`-th plan gives the bits of one thread, whatever the groups that panels lie in.
+void check_plans(Setup& setup, size_t each) {
   const Case& k = setup.sizes();
   const Outputs expected = setup.run(alone(k));
   const std::vector<Plan> all = plans(k);
   for (size_t i = 0; i < all.size(); i += each) {
-    expect(setup.run(all[i]).same_bits(expected), describe(k, all[i]), ": other bits than one thread");
+    setup.set_groups(static_cast<int32_t>(1 + i % kGroup),
+                     static_cast<int32_t>(1 + i / 2 % kGroup));
+    expect(setup.run(all[i]).same_bits(expected), describe(k, all[i]),
+           ": other bits than one thread");
   }
+  setup.set_groups(kGroup, kGroup);
 }
 
 std::vector<Case> cases() {
@@ -87,33 +99,143 @@ std::vector<Case> cases() {
     const auto kind = static_cast<CellKind>(cell);
     for (const Form form : {Form::kEqual, Form::kLengths, Form::kPacked}) {
       const bool padded = form != Form::kPacked;
-      found.push_back({.cell = kind, .input = 5, .hidden = 17, .projection = 0, .layers = 1, .directions = 1, .reverse = false,
-                       .steps = 7, .count = 3, .form = form});
-      found.push_back({.cell = kind, .input = 3, .hidden = 9, .projection = 0, .layers = 3, .directions = 1, .reverse = false,
-                       .steps = 6, .count = 5, .form = form, .batch_first = padded, .bias = false});
-      found.push_back({.cell = kind, .input = 4, .hidden = 35, .projection = 0, .layers = 2, .directions = 2, .reverse = false,
-                       .steps = 5, .count = 4, .form = form, .states = false});
-      found.push_back({.cell = kind, .input = 1, .hidden = 1, .projection = 0, .layers = 2, .directions = 1, .reverse = true,
-                       .steps = 4, .count = 7, .form = form});
-      found.push_back({.cell = kind, .input = 7, .hidden = 19, .projection = 0, .layers = 1, .directions = 1, .reverse = true,
-                       .steps = 6, .count = 4, .form = form, .batch_first = padded, .train = true});
+      found.push_back({.cell = kind,
+                       .input = 5,
+                       .hidden = 17,
+                       .projection = 0,
+                       .layers = 1,
+                       .directions = 1,
+                       .reverse = false,
+                       .steps = 7,
+                       .count = 3,
+                       .form = form});
+      found.push_back({.cell = kind,
+                       .input = 3,
+                       .hidden = 9,
+                       .projection = 0,
+                       .layers = 3,
+                       .directions = 1,
+                       .reverse = false,
+                       .steps = 6,
+                       .count = 5,
+                       .form = form,
+                       .batch_first = padded,
+                       .bias = false});
+      found.push_back({.cell = kind,
+                       .input = 4,
+                       .hidden = 35,
+                       .projection = 0,
+                       .layers = 2,
+                       .directions = 2,
+                       .reverse = false,
+                       .steps = 5,
+                       .count = 4,
+                       .form = form,
+                       .states = false});
+      found.push_back({.cell = kind,
+                       .input = 1,
+                       .hidden = 1,
+                       .projection = 0,
+                       .layers = 2,
+                       .directions = 1,
+                       .reverse = true,
+                       .steps = 4,
+                       .count = 7,
+                       .form = form});
+      found.push_back({.cell = kind,
+                       .input = 7,
+                       .hidden = 19,
+                       .projection = 0,
+                       .layers = 1,
+                       .directions = 1,
+                       .reverse = true,
+                       .steps = 6,
+                       .count = 4,
+                       .form = form,
+                       .batch_first = padded,
+                       .train = true});
       if (kind == CellKind::kLstm) {
-        found.push_back({.cell = kind, .input = 6, .hidden = 37, .projection = 21, .layers = 2, .directions = 2, .reverse = false,
-                         .steps = 5, .count = 3, .form = form});
-        found.push_back({.cell = kind, .input = 2, .hidden = 18, .projection = 5, .layers = 3, .directions = 1, .reverse = false,
-                         .steps = 6, .count = 3, .form = form, .states = false});
-        found.push_back({.cell = kind, .input = 3, .hidden = 33, .projection = 17, .layers = 1, .directions = 1, .reverse = false,
-                         .steps = 5, .count = 5, .form = form, .train = true});
+        found.push_back({.cell = kind,
+                         .input = 6,
+                         .hidden = 37,
+                         .projection = 21,
+                         .layers = 2,
+                         .directions = 2,
+                         .reverse = false,
+                         .steps = 5,
+                         .count = 3,
+                         .form = form});
+        found.push_back({.cell = kind,
+                         .input = 2,
+                         .hidden = 18,
+                         .projection = 5,
+                         .layers = 3,
+                         .directions = 1,
+                         .reverse = false,
+                         .steps = 6,
+                         .count = 3,
+                         .form = form,
+                         .states = false});
+        found.push_back({.cell = kind,
+                         .input = 3,
+                         .hidden = 33,
+                         .projection = 17,
+                         .layers = 1,
+                         .directions = 1,
+                         .reverse = false,
+                         .steps = 5,
+                         .count = 5,
+                         .form = form,
+                         .train = true});
       }
     }
-    found.push_back({.cell = kind, .input = 5, .hidden = 6, .projection = 0, .layers = 2, .directions = 1, .reverse = false,
-                     .steps = 0, .count = 3});
-    found.push_back({.cell = kind, .input = 5, .hidden = 6, .projection = 0, .layers = 2, .directions = 2, .reverse = false,
-                     .steps = 3, .count = 0});
-    found.push_back({.cell = kind, .input = 0, .hidden = 7, .projection = 0, .layers = 1, .directions = 1, .reverse = false,
-                     .steps = 3, .count = 2});
-    found.push_back({.cell = kind, .input = 3, .hidden = 150, .projection = 0, .layers = 1, .directions = 1, .reverse = false,
-                     .steps = 2, .count = 1});
+    found.push_back({.cell = kind,
+                     .input = 5,
+                     .hidden = 6,
+                     .projection = 0,
+                     .layers = 2,
+                     .directions = 1,
+                     .reverse = false,
+                     .steps = 0,
+                     .count = 3});
+    found.push_back({.cell = kind,
+                     .input = 5,
+                     .hidden = 6,
+                     .projection = 0,
+                     .layers = 2,
+                     .directions = 2,
+                     .reverse = false,
+                     .steps = 3,
+                     .count = 0});
+    found.push_back({.cell = kind,
+                     .input = 0,
+                     .hidden = 7,
+                     .projection = 0,
+                     .layers = 1,
+                     .directions = 1,
+                     .reverse = false,
+                     .steps = 3,
+                     .count = 2});
+    // Sums longer than kLongestSum are made of parts.
+    found.push_back({.cell = kind,
+                     .input = 300,
+                     .hidden = 7,
+                     .projection = 0,
+                     .layers = 1,
+                     .directions = 1,
+                     .reverse = false,
+                     .steps = 3,
+                     .count = 3,
+                     .train = true});
+    found.push_back({.cell = kind,
+                     .input = 3,
+                     .hidden = 150,
+                     .projection = 0,
+                     .layers = 1,
+                     .directions = 1,
+                     .reverse = false,
+                     .steps = 2,
+                     .count = 1});
   }
   return found;
 }
@@ -127,10 +249,11 @@ void forward_cases(const KernelTable& table, bool with_plans) {
     if (with_plans) check_plans(setup, 1);
     if (k.train) continue;
     setup.pack();
-    expect(setup.run(alone(k)).same_bits(found), k.text(), ": packed weights give other bits than plain ones");
+    expect(setup.run(alone(k)).same_bits(found), k.text(),
+           ": packed weights give other bits than plain ones");
 
     k.direct = true;
-    const Setup direct(k, table, random);
+    Setup direct(k, table, random);
     check_values(direct, direct.run(alone(k)));
     if (with_plans) check_plans(direct, 5);  // the time loop is the same, its products are others
   }
@@ -139,8 +262,15 @@ void forward_cases(const KernelTable& table, bool with_plans) {
 // One step may do without final states.
 void without_final_states(const KernelTable& table) {
   Random random;
-  const Setup setup({.cell = CellKind::kLstm, .input = 5, .hidden = 7, .projection = 0, .layers = 1, .directions = 1, .reverse = false,
-                     .steps = 1, .count = 3},
+  const Setup setup({.cell = CellKind::kLstm,
+                     .input = 5,
+                     .hidden = 7,
+                     .projection = 0,
+                     .layers = 1,
+                     .directions = 1,
+                     .reverse = false,
+                     .steps = 1,
+                     .count = 3},
                     table, random);
   const Outputs expected = setup.run(alone(setup.sizes()));
   Outputs found = setup.empty_outputs();
@@ -148,7 +278,8 @@ void without_final_states(const KernelTable& table) {
   p.h_n = nullptr;
   const Floats scratch(ceil_div(forward_scratch_bytes(p, alone(setup.sizes())), 4));
   run_forward(table, p, alone(setup.sizes()), scratch.data());
-  expect(found.output.same_bits(expected.output) && found.c_n.same_bits(expected.c_n), "a call without h_n gives other bits");
+  expect(found.output.same_bits(expected.output) && found.c_n.same_bits(expected.c_n),
+         "a call without h_n gives other bits");
 }
 
 // The final states may be written where the initial ones lie, as a stream does.
@@ -156,8 +287,15 @@ void states_in_place(const KernelTable& table) {
   Random random;
   for (const int64_t projection : {0, 20}) {
     for (const int64_t steps : {1, 4}) {
-      const Case k{.cell = CellKind::kLstm, .input = 5, .hidden = 35, .projection = projection, .layers = 3, .directions = 1,
-                   .reverse = false, .steps = steps, .count = 3};
+      const Case k{.cell = CellKind::kLstm,
+                   .input = 5,
+                   .hidden = 35,
+                   .projection = projection,
+                   .layers = 3,
+                   .directions = 1,
+                   .reverse = false,
+                   .steps = steps,
+                   .count = 3};
       const Setup setup(k, table, random);
       const Outputs expected = setup.run(alone(k));
       for (const Plan& plan : plans(k)) {
@@ -169,7 +307,8 @@ void states_in_place(const KernelTable& table) {
         p.c_0 = p.c_n;
         const Floats scratch(ceil_div(forward_scratch_bytes(p, plan), 4));
         run_forward(table, p, plan, scratch.data());
-        expect(found.same_bits(expected), describe(k, plan), ": other bits when the states are replaced in place");
+        expect(found.same_bits(expected), describe(k, plan),
+               ": other bits when the states are replaced in place");
       }
     }
   }
@@ -177,34 +316,57 @@ void states_in_place(const KernelTable& table) {
 
 // --- The plan ------------------------------------------------------------------------------------
 
-// What make_plan may choose: threads that are all used, within the limit; and it gives the bits of one thread.
+// What make_plan may choose: threads that are all used, within the limit; and it gives the bits of
+// one thread.
 void chosen_plans(const KernelTable& table) {
   Random random;
   for (const int64_t hidden : {1, 17, 150}) {
     for (const int64_t count : {1, 2, 7, 33}) {
       for (const int64_t steps : {1, 20}) {
-        for (const auto& [layers, directions] : {std::pair{1, 1}, std::pair{2, 1}, std::pair{3, 1}, std::pair{2, 2}}) {
-          const Case k{.cell = CellKind::kGru, .input = 9, .hidden = hidden, .projection = 0, .layers = layers, .directions = directions,
-                       .reverse = false, .steps = steps, .count = count};
-          const Setup setup(k, table, random);
+        for (const auto& [layers, directions] :
+             {std::pair{1, 1}, std::pair{2, 1}, std::pair{3, 1}, std::pair{2, 2}}) {
+          const Case k{.cell = CellKind::kGru,
+                       .input = 9,
+                       .hidden = hidden,
+                       .projection = 0,
+                       .layers = layers,
+                       .directions = directions,
+                       .reverse = false,
+                       .steps = steps,
+                       .count = count};
+          Setup setup(k, table, random);
           const Outputs none = setup.empty_outputs();
+          Problem chosen = setup.problem(none);
+          choose_groups(table, chosen);
+          expect(chosen.ih_group >= 1 && chosen.ih_group <= kGroup && chosen.hh_group >= 1 &&
+                     chosen.hh_group <= kGroup,
+                 k.text(), ": groups of ", chosen.ih_group, " and ", chosen.hh_group, " panels");
           for (const int limit : {1, 2, 3, 4, 8, 61}) {
             for (const int64_t l2 : {int64_t{1} << 12, int64_t{1} << 20}) {
               const Plan plan = make_plan(setup.problem(none), limit, l2);
               const std::string text = describe(k, plan) + ", limit " + std::to_string(limit);
-              expect(plan.threads >= 1 && plan.threads <= limit, text, ": ", plan.threads, " threads");
-              expect(plan.threads == plan.row_groups * plan.lanes * plan.unit_threads, text, ": ", plan.threads, " threads");
-              expect(plan.row_groups <= count && plan.unit_threads <= ceil_div(hidden, 16), text, ": threads without work");
-              expect(plan.lanes == 1 || (directions == 2 ? plan.lanes == 2 : layers % plan.lanes == 0), text, ": lanes without work");
-              expect(directions == 1 || plan.segment_steps >= steps, text, ": a direction would read what is not there yet");
-              expect(plan.chunk_steps >= 1 && plan.chunk_steps <= plan.segment_steps, text, ": no whole chunks in a segment");
+              expect(plan.threads >= 1 && plan.threads <= limit, text, ": ", plan.threads,
+                     " threads");
+              expect(plan.threads == plan.row_groups * plan.lanes * plan.unit_threads, text, ": ",
+                     plan.threads, " threads");
+              expect(plan.row_groups <= count && plan.unit_threads <= ceil_div(hidden, 16), text,
+                     ": threads without work");
+              expect(
+                  plan.lanes == 1 || (directions == 2 ? plan.lanes == 2 : layers % plan.lanes == 0),
+                  text, ": lanes without work");
+              expect(directions == 1 || plan.segment_steps >= steps, text,
+                     ": a direction would read what is not there yet");
+              expect(plan.chunk_steps >= 1 && plan.chunk_steps <= plan.segment_steps, text,
+                     ": no whole chunks in a segment");
             }
           }
           if (count * hidden > 600) continue;  // enough to see that they run
           const Outputs expected = setup.run(alone(k));
+          setup.set_groups(chosen.ih_group, chosen.hh_group);
           for (const int limit : {3, 8}) {
             const Plan plan = make_plan(setup.problem(none), limit, int64_t{1} << 20);
-            expect(setup.run(plan).same_bits(expected), describe(k, plan), ": other bits than one thread");
+            expect(setup.run(plan).same_bits(expected), describe(k, plan),
+                   ": other bits than one thread");
           }
         }
       }
@@ -212,26 +374,33 @@ void chosen_plans(const KernelTable& table) {
   }
 }
 
-// Calls from the members of another team: theirs may turn out smaller than planned, and the bits are the same.
+// Calls from the members of another team: theirs may turn out smaller than planned, and the bits
+// are the same.
 void nested_calls(const KernelTable& table) {
   Random random;
-  const Setup setup({.cell = CellKind::kLstm, .input = 5, .hidden = 35, .projection = 18, .layers = 2, .directions = 2, .reverse = false,
-                     .steps = 5, .count = 4, .form = Form::kLengths},
+  const Setup setup({.cell = CellKind::kLstm,
+                     .input = 5,
+                     .hidden = 35,
+                     .projection = 18,
+                     .layers = 2,
+                     .directions = 2,
+                     .reverse = false,
+                     .steps = 5,
+                     .count = 4,
+                     .form = Form::kLengths},
                     table, random);
   struct Context {
     const Setup& setup;
     std::array<std::optional<Outputs>, 3> found;
   } context{setup, {}};
-  run_team(
-      3,
-      [](void* p, int member, int) {
-        auto& c = *static_cast<Context*>(p);
-        c.found[static_cast<size_t>(member)].emplace(c.setup.run({4, 1, 2, 2, 5, 2}));
-      },
-      &context);
+  run_team(3, [](void* p, int member, int) {
+    auto& c = *static_cast<Context*>(p);
+    c.found[static_cast<size_t>(member)].emplace(c.setup.run({4, 1, 2, 2, 5, 2}));
+  }, &context);
   const Outputs expected = setup.run(alone(setup.sizes()));
   for (const auto& found : context.found) {
-    expect(found.has_value() && found->same_bits(expected), "a call inside a team gives other bits");
+    expect(found.has_value() && found->same_bits(expected),
+           "a call inside a team gives other bits");
   }
 }
 

@@ -1,4 +1,5 @@
-// Products with packed panels: every tile of every ISA against double, and bits that depend on neither tile, batch nor range.
+// Products with packed panels: every tile of every ISA against double, and bits that depend on
+// neither tile, batch nor range.
 #include <algorithm>
 
 #include "check.h"
@@ -8,7 +9,8 @@ namespace {
 
 constexpr float kSentinel = 12345.0f;
 
-// One output and what a sum in any order may differ from it by: half an ulp for each of k products and k sums, and the start.
+// One output and what a sum in any order may differ from it by: half an ulp for each of k products
+// and k sums, and the start.
 struct Sum {
   double value;
   double bound;
@@ -25,13 +27,17 @@ Sum exact_sum(double start, int64_t k, const float* a, Weight weight) {
   return {value, kEps * static_cast<double>(k + 1) * magnitude};
 }
 
-// A tile at given columns of rows that hold other things, too; `wider` panels lie in its group beyond its own.
-void check_tile(const KernelTable& table, Random& random, int rows, int panels, int64_t k, int wider, bool with_bias) {
+// A tile at given columns of rows that hold other things, too, from row first_k of its panels on;
+// `wider` panels lie in its group beyond its own.
+void check_tile(const KernelTable& table, Random& random, int rows, int panels, int64_t first_k,
+                int64_t k, int wider, bool with_bias) {
   const int64_t b_stride = (panels + wider) * kPanel;
   const Floats b(k == 0 ? 0 : (k - 1) * b_stride + panels * kPanel);
   random.fill(b, 1.0f);
-  const RowBuffers a(rows, k);
-  for (int i = 0; i < rows; ++i) random.fill(a[i], 1.0f);
+  const RowBuffers a(rows, first_k + k);
+  for (int i = 0; i < rows; ++i) {
+    for (int64_t kk = first_k; kk < first_k + k; ++kk) a[i][kk] = random.uniform(1.0f);
+  }
 
   // Neither in order nor side by side.
   int64_t columns[kMaxTilePanels];
@@ -44,12 +50,14 @@ void check_tile(const KernelTable& table, Random& random, int rows, int panels, 
   for (int i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < width; ++j) c[i][j] = kSentinel;
     for (int p = 0; p < panels; ++p) {
-      for (int64_t j = 0; j < kPanel; ++j) c[i][columns[p] + j] = with_bias ? kNan : random.uniform(1.0f);
+      for (int64_t j = 0; j < kPanel; ++j)
+        c[i][columns[p] + j] = with_bias ? kNan : random.uniform(1.0f);
     }
     start.emplace_back(c[i].data(), c[i].data() + width);
   }
 
-  table.gemm.tile[rows - 1][panels - 1](k, a.const_rows(), b.data(), b_stride, columns, with_bias ? bias.data() : nullptr, c.rows());
+  table.gemm.tile[rows - 1][panels - 1](first_k, k, a.const_rows(), b.data(), b_stride, columns,
+                                        with_bias ? bias.data() : nullptr, c.rows());
 
   for (int i = 0; i < rows; ++i) {
     std::vector<bool> written(static_cast<size_t>(width), false);
@@ -57,15 +65,17 @@ void check_tile(const KernelTable& table, Random& random, int rows, int panels, 
       for (int64_t j = 0; j < kPanel; ++j) {
         const int64_t column = columns[p] + j;
         written[static_cast<size_t>(column)] = true;
-        const double from = with_bias ? bias[column] : start[static_cast<size_t>(i)][static_cast<size_t>(column)];
-        const Sum sum = exact_sum(from, k, a[i].data(), [&](int64_t kk) { return b[kk * b_stride + p * kPanel + j]; });
-        expect_close(c[i][column], sum.value, sum.bound, isa_name(table.isa), " tile ", rows, " x ", panels, ", k ", k, ", row ", i,
-                     ", column ", column);
+        const double from =
+            with_bias ? bias[column] : start[static_cast<size_t>(i)][static_cast<size_t>(column)];
+        const Sum sum = exact_sum(from, k, a[i].data() + first_k,
+                                  [&](int64_t kk) { return b[kk * b_stride + p * kPanel + j]; });
+        expect_close(c[i][column], sum.value, sum.bound, isa_name(table.isa), " tile ", rows, " x ",
+                     panels, ", k ", k, ", row ", i, ", column ", column);
       }
     }
     for (int64_t j = 0; j < width; ++j) {
-      expect(written[static_cast<size_t>(j)] || c[i][j] == kSentinel, isa_name(table.isa), " tile ", rows, " x ", panels,
-             " wrote to column ", j, ", which is not its own");
+      expect(written[static_cast<size_t>(j)] || c[i][j] == kSentinel, isa_name(table.isa), " tile ",
+             rows, " x ", panels, " wrote to column ", j, ", which is not its own");
     }
   }
 }
@@ -77,11 +87,12 @@ void tiles() {
     expect(gemm.max_rows >= 1 && gemm.max_rows <= kMaxTileRows, "max_rows is ", gemm.max_rows);
     for (int rows = 1; rows <= gemm.max_rows; ++rows) {
       const int most = gemm.panels[rows - 1];
-      expect(most >= 1 && most <= kMaxTilePanels, isa_name(table->isa), ": tiles of ", rows, " rows have ", most, " panels");
+      expect(most >= 1 && most <= kMaxTilePanels, isa_name(table->isa), ": tiles of ", rows,
+             " rows have ", most, " panels");
       for (int panels = 1; panels <= most; ++panels) {
         for (const int64_t k : {0, 1, 2, 3, 7, 16, 33, 150}) {
-          check_tile(*table, random, rows, panels, k, static_cast<int>(k % 3), k % 2 == 0);
-          check_tile(*table, random, rows, panels, k, 0, k % 2 == 1);
+          check_tile(*table, random, rows, panels, 0, k, static_cast<int>(k % 3), k % 2 == 0);
+          check_tile(*table, random, rows, panels, 1 + k % 6, k, 0, k % 2 == 1);
         }
       }
     }
@@ -94,26 +105,33 @@ std::string describe(const KernelTable& table, int64_t rows, int64_t k, int64_t 
   return text.str();
 }
 
-// All panels of a matrix for all rows: against double, then the same bits row by row and range by range.
-void check_product(const KernelTable& table, Random& random, const PanelMap& map, int64_t width, int64_t rows, int64_t k) {
+// All panels of a matrix for all rows: against double, then the same bits row by row and range by
+// range.
+void check_product(const KernelTable& table, Random& random, const PanelMap& map, int64_t width,
+                   int64_t rows, int64_t k) {
   const Floats b(map.floats(k));
   random.fill(b, 1.0f);
   const Floats bias(width);
   random.fill(bias, 1.0f);
   const Floats zeros(width, 0.0f);
-  const RowBuffers a(rows, k), whole(rows, width), alone(rows, width), ranges(rows, width), product(rows, width), added(rows, width);
+  const RowBuffers a(rows, k), whole(rows, width), alone(rows, width), ranges(rows, width),
+      product(rows, width), added(rows, width);
   for (int64_t i = 0; i < rows; ++i) random.fill(a[i], 1.0f);
 
-  multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, bias.data(), whole.rows());
+  multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, bias.data(),
+           whole.rows());
   for (int64_t i = 0; i < rows; ++i) {
-    multiply(table.gemm, 1, k, a.const_rows() + i, b.data(), map, 0, map.count, bias.data(), alone.rows() + i);
+    multiply(table.gemm, 1, k, a.const_rows() + i, b.data(), map, 0, map.count, bias.data(),
+             alone.rows() + i);
   }
   for (int64_t first = 0; first < map.count;) {
     const int64_t last = std::min(first + 1 + first % 3, map.count);
-    multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, first, last, bias.data(), ranges.rows());
+    multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, first, last, bias.data(),
+             ranges.rows());
     first = last;
   }
-  multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, zeros.data(), product.rows());
+  multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, zeros.data(),
+           product.rows());
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < width; ++j) added[i][j] = bias[j];
   }
@@ -126,18 +144,25 @@ void check_product(const KernelTable& table, Random& random, const PanelMap& map
       const int64_t column = map.column(p) + j;
       covered[static_cast<size_t>(column)] = true;
       for (int64_t i = 0; i < rows; ++i) {
-        const Sum sum = exact_sum(bias[column], k, a[i].data(),
-                                  [&](int64_t kk) { return b[map.offset_of(p, k) + kk * map.row_stride(p) + j]; });
-        expect_close(whole[i][column], sum.value, sum.bound, text, ", row ", i, ", column ", column);
-        expect(added[i][column] == bias[column] + product[i][column], text, ": without a bias the sum from zero must be added to c");
+        const Sum sum = exact_sum(bias[column], k, a[i].data(), [&](int64_t kk) {
+          return b[map.offset_of(p, k) + kk * map.row_stride(p) + j];
+        });
+        expect_close(whole[i][column], sum.value, sum.bound, text, ", row ", i, ", column ",
+                     column);
+        // Of a longer product the parts are added one by one.
+        expect(k > kLongestSum || added[i][column] == bias[column] + product[i][column], text,
+               ": without a bias the sum from zero must be added to c");
       }
     }
   }
   for (int64_t i = 0; i < rows; ++i) {
-    expect(whole[i].same_bits(alone[i]), text, ": row ", i, " has other bits alone than among the others");
-    expect(whole[i].same_bits(ranges[i]), text, ": row ", i, " has other bits when panels are taken range by range");
+    expect(whole[i].same_bits(alone[i]), text, ": row ", i,
+           " has other bits alone than among the others");
+    expect(whole[i].same_bits(ranges[i]), text, ": row ", i,
+           " has other bits when panels are taken range by range");
     for (int64_t j = 0; j < width; ++j) {
-      expect(covered[static_cast<size_t>(j)] || std::isnan(whole[i][j]), text, " wrote to column ", j, ", which has no panel");
+      expect(covered[static_cast<size_t>(j)] || std::isnan(whole[i][j]), text, " wrote to column ",
+             j, ", which has no panel");
     }
   }
 }
@@ -146,16 +171,24 @@ void products() {
   Random random;
   for (const KernelTable* table : tables()) {
     for (int64_t rows = 1; rows <= 2 * table->gemm.max_rows + 1; ++rows) {
+      const auto group = static_cast<int32_t>(1 + rows % kGroup);
       for (int cell = 0; cell < kCellKinds; ++cell) {
         const CellTraits& traits = kCellTraits[cell];
         const GateLayout layout{5 + 7 * (rows % 6), traits.slots};
         const int* slot_of = rows % 2 == 0 ? traits.ih_slot : traits.hh_slot;
-        check_product(*table, random, gate_panels(layout, traits, slot_of), layout.columns(), rows, 2 * rows - 1);
+        check_product(*table, random, gate_panels(layout, traits, slot_of, group), layout.columns(),
+                      rows, 2 * rows - 1);
       }
-      check_product(*table, random, plain_panels(7 * rows), round_up(7 * rows, kPanel), rows, rows % 4);
+      check_product(*table, random, plain_panels(7 * rows, group), round_up(7 * rows, kPanel), rows,
+                    rows % 4);
     }
-    check_product(*table, random, plain_panels(150), 160, 33, 151);
-    multiply(table->gemm, 0, 5, nullptr, nullptr, plain_panels(16), 0, 1, nullptr, nullptr);  // no rows: nothing is read
+    for (const int64_t k :
+         {kLongestSum - 1, kLongestSum, kLongestSum + 1, 2 * kLongestSum, 2 * kLongestSum + 3}) {
+      check_product(*table, random, plain_panels(150), 160, 2 * table->gemm.max_rows + 1, k);
+      check_product(*table, random, plain_panels(17, 3), 32, 1, k);
+    }
+    multiply(table->gemm, 0, 5, nullptr, nullptr, plain_panels(16), 0, 1, nullptr,
+             nullptr);  // no rows: nothing is read
   }
 }
 

@@ -1,5 +1,6 @@
-// The team of threads: every member runs once, a barrier orders what stands on its two sides, teams within teams and beyond the cores work.
-// Memory that members share is plain on purpose: ThreadSanitizer sees whether the barrier orders it.
+// The team of threads: every member runs once, a barrier orders what stands on its two sides, teams
+// within teams and beyond the cores work. Memory that members share is plain on purpose:
+// ThreadSanitizer sees whether the barrier orders it.
 #include <algorithm>
 
 #include "check.h"
@@ -8,25 +9,25 @@
 namespace rnnpack::check {
 namespace {
 
-// Each member counts itself once; the size is the same for all of them and at most what was asked for.
+// Each member counts itself once; the size is the same for all of them and at most what was asked
+// for.
 void members(int asked) {
   struct Context {
     std::vector<int> runs, sizes;
-  } context{std::vector<int>(static_cast<size_t>(asked), 0), std::vector<int>(static_cast<size_t>(asked), 0)};
-  run_team(
-      asked,
-      [](void* p, int member, int size) {
-        auto& c = *static_cast<Context*>(p);
-        ++c.runs[static_cast<size_t>(member)];
-        c.sizes[static_cast<size_t>(member)] = size;
-      },
-      &context);
+  } context{std::vector<int>(static_cast<size_t>(asked), 0),
+            std::vector<int>(static_cast<size_t>(asked), 0)};
+  run_team(asked, [](void* p, int member, int size) {
+    auto& c = *static_cast<Context*>(p);
+    ++c.runs[static_cast<size_t>(member)];
+    c.sizes[static_cast<size_t>(member)] = size;
+  }, &context);
   const int size = context.sizes[0];
   expect(size >= 1 && size <= asked, "a team of ", asked, " has the size ", size);
   for (int i = 0; i < asked; ++i) {
-    expect(context.runs[static_cast<size_t>(i)] == (i < size ? 1 : 0), "member ", i, " of a team of ", size, " ran ",
-           context.runs[static_cast<size_t>(i)], " times");
-    if (i < size) expect(context.sizes[static_cast<size_t>(i)] == size, "member ", i, " was told another size");
+    expect(context.runs[static_cast<size_t>(i)] == (i < size ? 1 : 0), "member ", i,
+           " of a team of ", size, " ran ", context.runs[static_cast<size_t>(i)], " times");
+    if (i < size)
+      expect(context.sizes[static_cast<size_t>(i)] == size, "member ", i, " was told another size");
   }
 }
 
@@ -38,17 +39,21 @@ struct Rounds {
   Barrier barrier;
 
   Rounds(int threads, int count)
-      : rounds(count), places(static_cast<size_t>(threads), 0), wrong(static_cast<size_t>(threads), 0) {
+      : rounds(count),
+        places(static_cast<size_t>(threads), 0),
+        wrong(static_cast<size_t>(threads), 0) {
     barrier.reset(threads);
   }
 
   static void run(void* p, int member, int size) {
     auto& c = *static_cast<Rounds*>(p);
-    if (size != static_cast<int>(c.places.size())) return;  // a smaller team than asked for: its barrier would wait for ever
+    if (size != static_cast<int>(c.places.size()))
+      return;  // a smaller team than asked for: its barrier would wait for ever
     for (int round = 1; round <= c.rounds; ++round) {
       c.places[static_cast<size_t>(member)] = round * (member + 1);
       c.barrier.wait();
-      for (int i = 0; i < size; ++i) c.wrong[static_cast<size_t>(member)] += c.places[static_cast<size_t>(i)] != round * (i + 1);
+      for (int i = 0; i < size; ++i)
+        c.wrong[static_cast<size_t>(member)] += c.places[static_cast<size_t>(i)] != round * (i + 1);
       c.barrier.wait();
     }
   }
@@ -61,14 +66,16 @@ void barrier(int threads, int rounds) {
     context.barrier.reset(threads);
     run_team(threads, &Rounds::run, &context);
     for (int i = 0; i < threads; ++i) {
-      expect(context.places[static_cast<size_t>(i)] == rounds * (i + 1), "a team of ", threads, ": member ", i, " stopped early");
-      expect(context.wrong[static_cast<size_t>(i)] == 0, "a team of ", threads, ": member ", i, " read old values ",
-             context.wrong[static_cast<size_t>(i)], " times");
+      expect(context.places[static_cast<size_t>(i)] == rounds * (i + 1), "a team of ", threads,
+             ": member ", i, " stopped early");
+      expect(context.wrong[static_cast<size_t>(i)] == 0, "a team of ", threads, ": member ", i,
+             " read old values ", context.wrong[static_cast<size_t>(i)], " times");
     }
   }
 }
 
-// Inside a team another one may be smaller than asked for, but each of its members must still run, once, with the true size.
+// Inside a team another one may be smaller than asked for, but each of its members must still run,
+// once, with the true size.
 void nested(int outer, int inner) {
   struct Inner {
     int asked;
@@ -81,31 +88,28 @@ void nested(int outer, int inner) {
   } context;
   const std::vector<int> none(static_cast<size_t>(inner), 0);
   for (int i = 0; i < outer; ++i) context.inner.push_back({inner, none, none, 0});
-  run_team(
-      outer,
-      [](void* p, int member, int) {
-        Inner& mine = static_cast<Context*>(p)->inner[static_cast<size_t>(member)];
-        mine.limit = team_limit();
-        run_team(
-            mine.asked,
-            [](void* q, int inner_member, int inner_size) {
-              auto& c = *static_cast<Inner*>(q);
-              ++c.runs[static_cast<size_t>(inner_member)];
-              c.sizes[static_cast<size_t>(inner_member)] = inner_size;
-            },
-            &mine);
-      },
-      &context);
+  run_team(outer, [](void* p, int member, int) {
+    Inner& mine = static_cast<Context*>(p)->inner[static_cast<size_t>(member)];
+    mine.limit = team_limit();
+    run_team(mine.asked, [](void* q, int inner_member, int inner_size) {
+      auto& c = *static_cast<Inner*>(q);
+      ++c.runs[static_cast<size_t>(inner_member)];
+      c.sizes[static_cast<size_t>(inner_member)] = inner_size;
+    }, &mine);
+  }, &context);
   for (const Inner& one : context.inner) {
     const int size = one.sizes[0];
     expect(size >= 1 && size <= inner, "a team of ", inner, " inside another has the size ", size);
     for (int i = 0; i < inner; ++i) {
-      expect(one.runs[static_cast<size_t>(i)] == (i < size ? 1 : 0), "member ", i, " of an inner team ran ",
-             one.runs[static_cast<size_t>(i)], " times");
-      if (i < size) expect(one.sizes[static_cast<size_t>(i)] == size, "member ", i, " of an inner team was told another size");
+      expect(one.runs[static_cast<size_t>(i)] == (i < size ? 1 : 0), "member ", i,
+             " of an inner team ran ", one.runs[static_cast<size_t>(i)], " times");
+      if (i < size)
+        expect(one.sizes[static_cast<size_t>(i)] == size, "member ", i,
+               " of an inner team was told another size");
     }
 #ifndef RNNPACK_TEAM_STD_THREAD
-    expect(outer == 1 || one.limit == 1, "inside a team of ", outer, " another may have ", one.limit, " threads, not 1");
+    expect(outer == 1 || one.limit == 1, "inside a team of ", outer, " another may have ",
+           one.limit, " threads, not 1");
 #endif
   }
 }
@@ -119,15 +123,13 @@ void teams_side_by_side() {
   for (int i = 0; i < kCalls; ++i) {
     context.calls.push_back(std::make_unique<Rounds>(2, 50));
   }
-  run_team(
-      kCalls,
-      [](void* p, int member, int) {
-        Rounds& mine = *static_cast<Context*>(p)->calls[static_cast<size_t>(member)];
-        run_team(2, &Rounds::run, &mine);
-      },
-      &context);
+  run_team(kCalls, [](void* p, int member, int) {
+    Rounds& mine = *static_cast<Context*>(p)->calls[static_cast<size_t>(member)];
+    run_team(2, &Rounds::run, &mine);
+  }, &context);
   for (const auto& call : context.calls) {
-    for (const int wrong : call->wrong) expect(wrong == 0, "teams side by side: old values were read ", wrong, " times");
+    for (const int wrong : call->wrong)
+      expect(wrong == 0, "teams side by side: old values were read ", wrong, " times");
   }
 }
 
@@ -140,7 +142,9 @@ int main() {
   expect(team_limit() >= 1, "team_limit is ", team_limit());
   for (const int threads : {1, 2, 3, 5, 8, 16}) {
     members(threads);
-    barrier(threads, threads <= 3 ? 500 : 60);  // far more threads than cores: each wait hands the core around
+    barrier(threads, threads <= 3
+                         ? 500
+                         : 60);  // far more threads than cores: each wait hands the core around
   }
   nested(1, 4);
   nested(2, 3);
