@@ -25,7 +25,7 @@ STABLE_TORCH_LIBRARY(rnnpack, m) {
   m.def(
       "train_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor input, Tensor? h_0, Tensor? c_0, "
       "Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? weight_hr, Tensor? lengths, "
-      "Tensor? batch_sizes, Tensor? output, Tensor reserve, int cell, bool reverse, bool recompute, int batch, int wanted) "
+      "Tensor? batch_sizes, Tensor? output, Tensor reserve, int cell, bool reverse, bool recompute, int wanted) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

@@ -123,10 +123,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
     const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const Tensor& weight_ih,
     const Tensor& weight_hh, const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
     const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
-    const std::optional<Tensor>& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch, int64_t wanted) {
+    const std::optional<Tensor>& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t wanted) {
   Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr), lengths, batch_sizes, cell, reverse);
   const LayerShape& shape = layer.shape;
-  RNNPACK_CHECK(batch == layer.rows(), "batch must be ", layer.rows(), ", got ", batch);
   check_tensor(reserve, "reserve", ScalarType::Float, 1);
   check_sizes(reserve, "reserve", {layer.reserve_floats(recompute)});
   RNNPACK_CHECK(reserve.is_contiguous(), "reserve must be the dense tensor that `train` returned");
@@ -163,7 +162,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
   const Scratch scratch(backward_scratch_bytes(backward, plan));
   run_backward(kernels(), backward, plan, scratch.data());
   if (wants(0)) layer.sequence.zero_padding(grad_input);
-  return {grad_input, grad_h_0, grad_c_0, grad_weight_ih, grad_weight_hh, grad_bias_ih, grad_bias_hh, grad_weight_hr};
+  return {grad_input, wants(1) ? grad_h_0 : empty({0}), wants(2) ? grad_c_0 : empty({0}), grad_weight_ih, grad_weight_hh, grad_bias_ih, grad_bias_hh, grad_weight_hr};
 }
 
 }  // namespace rnnpack::ops

@@ -15,12 +15,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std:
                                                  int64_t cell, bool reverse, bool recompute);
 
 // Gradients of input, h_0, c_0, weight_ih, weight_hh, bias_ih, bias_hh, weight_hr: bit i of `wanted` asks for the i-th, the others come
-// empty. Only reads `reserve`. batch: rows of the states, which a packed sequence does not tell by its shape.
+// empty. Only reads `reserve`.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n, const std::optional<Tensor>& grad_c_n,
     const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const Tensor& weight_ih,
     const Tensor& weight_hh, const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
     const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
-    const std::optional<Tensor>& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t batch, int64_t wanted);
+    const std::optional<Tensor>& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t wanted);
 
 }  // namespace rnnpack::ops

@@ -15,6 +15,9 @@ from rnnpack.derived import drop, plain_class, refresh
 from rnnpack.layers import GRU, LSTM, RNN, Recurrent
 from rnnpack.ops import CELL_INDEX, check_packed, library_status, pack_weights
 
+_NATIVE = library_status().loaded
+_NO_NATIVE = f"packed weights need the native library: {library_status().reason}"
+
 
 def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
     """Turn every recurrent layer of `model` into an inference layer with packed weights, in place.
@@ -34,8 +37,8 @@ def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
         TypeError: a layer's weights are not float32 on the CPU; or `keep` is set and a layer is
             pruned or parametrized.
     """
-    if not library_status().loaded:
-        raise RuntimeError(f"packed weights need the native library: {library_status().reason}")
+    if not _NATIVE:
+        raise RuntimeError(_NO_NATIVE)
     before = [(module, type(module), module.__dict__.copy()) for module in model.modules()]
     try:
         report = convert(model)
@@ -102,8 +105,8 @@ class _Packed:
 
     def forward(self: Any, input: Any, hx: Any = None, **options: Any) -> Any:
         """Run as the layer does, on the packed weights; refuse where a gradient would be needed."""
-        if not library_status().loaded:
-            raise RuntimeError(f"packed weights need the native library: {library_status().reason}")
+        if not _NATIVE:
+            raise RuntimeError(_NO_NATIVE)
         data = input.data if isinstance(input, PackedSequence) else input
         tensors = [data, *hx] if isinstance(hx, tuple | list) else [data, hx]
         if torch.is_grad_enabled() and any(

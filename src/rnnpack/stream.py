@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rnnpack.ops.stream import NativeStream
 
-
 _CPU = torch.device("cpu")
 
 

@@ -76,7 +76,6 @@ def _train_backward(
     cell: int,
     reverse: bool,
     recompute: bool,
-    batch: int,
     wanted: int,
 ) -> tuple[Tensor, ...]:
     info = CELLS[cell]
@@ -84,29 +83,26 @@ def _train_backward(
     hidden = gate_rows // info.gates
     sizes: list[tuple[int, ...]] = [
         input.shape,
-        (batch, out),
-        (batch, hidden),
+        h_0.shape if h_0 is not None else (0,),
+        c_0.shape if c_0 is not None else (0,),
         weight_ih.shape,
         weight_hh.shape,
         (gate_rows,),
         (gate_rows,),
         (out, hidden),
     ]
-    present = [wanted >> i & 1 for i in range(_DIFFERENTIABLE)]
-    present[1], present[2] = 1, info.has_cell_state
     return tuple(
-        input.new_empty(size if there else (0,)) for size, there in zip(sizes, present, strict=True)
+        input.new_empty(size if wanted >> i & 1 else (0,)) for i, size in enumerate(sizes)
     )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     a = TrainInputs(*inputs)
-    out, h_n, _c_n, reserve = output
+    out, _h_n, _c_n, reserve = output
     ctx.mark_non_differentiable(reserve)
     ctx.set_materialize_grads(False)
     # The output only where it is needed: what is saved the user may not change in place.
     ctx.save_for_backward(*inputs[:_TENSORS], out if a.recompute else None, reserve)
-    ctx.batch = h_n.size(0)
     ctx.flags = (a.cell, a.reverse, a.recompute)
 
 
@@ -128,7 +124,7 @@ def _backward(
         return (None,) * len(TrainInputs._fields)
     if torch.is_grad_enabled():  # create_graph: these gradients are to be differentiated again
         return (*_differentiable_gradients(a, grads, wanted), *nothing)
-    return (*_gradients(a, output, reserve, grads, wanted, ctx.batch), *nothing)
+    return (*_gradients(a, output, reserve, grads, wanted), *nothing)
 
 
 def _gradients(
@@ -137,12 +133,11 @@ def _gradients(
     reserve: Tensor,
     grads: tuple[Tensor | None, Tensor | None, Tensor | None],
     wanted: tuple[bool, ...],
-    batch: int,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the first eight inputs, those that are wanted."""
     bits = sum(want << i for i, want in enumerate(wanted))
     found = torch.ops.rnnpack.train_backward(
-        *grads, *a[:_TENSORS], output, reserve, a.cell, a.reverse, a.recompute, batch, bits
+        *grads, *a[:_TENSORS], output, reserve, a.cell, a.reverse, a.recompute, bits
     )
     return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
 
