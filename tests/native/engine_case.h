@@ -197,11 +197,12 @@ struct Layer {
 };
 
 struct Outputs {
-  Floats output, h_n, c_n, reserve_gates, reserve_c;
+  Floats output, h_n, c_n, reserve_gates, reserve_c, reserve_h;
 
   bool same_bits(const Outputs& other) const {
     return output.same_bits(other.output) && h_n.same_bits(other.h_n) && c_n.same_bits(other.c_n) &&
-           reserve_gates.same_bits(other.reserve_gates) && reserve_c.same_bits(other.reserve_c);
+           reserve_gates.same_bits(other.reserve_gates) && reserve_c.same_bits(other.reserve_c) &&
+           reserve_h.same_bits(other.reserve_h);
   }
 };
 
@@ -287,7 +288,8 @@ class Setup {
             Floats(stacks_ * k_.count * k_.output()),
             Floats(has_c ? stacks_ * k_.count * k_.hidden : 0),
             Floats(k_.train && !recompute ? rows_.total() * gates.columns() : 0),
-            Floats(k_.train && has_c ? rows_.total() * gates.blocks() * kBlockUnits : 0)};
+            Floats(k_.train && has_c ? rows_.total() * gates.blocks() * kBlockUnits : 0),
+            Floats(k_.train && !recompute ? rows_.total() * k_.output() : 0)};
   }
 
   Problem problem(const Outputs& to) const {
@@ -312,6 +314,7 @@ class Setup {
     p.c_n = traits(k_.cell).has_cell_state ? to.c_n.data() : nullptr;
     p.reserve_gates = to.reserve_gates.size() > 0 ? to.reserve_gates.data() : nullptr;
     p.reserve_c = to.reserve_c.size() > 0 ? to.reserve_c.data() : nullptr;
+    p.reserve_h = to.reserve_h.size() > 0 ? to.reserve_h.data() : nullptr;
     return p;
   }
 

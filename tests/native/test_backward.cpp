@@ -75,7 +75,12 @@ GradientTensors run(const Training& t, const Plan& plan, const Options& options 
   };
   BackwardProblem b{};
   b.forward = t.setup.problem(t.forward);
-  if (options.recompute) b.forward.reserve_gates = nullptr;
+  if (options.recompute) {
+    b.forward.reserve_gates = nullptr;
+    b.forward.reserve_h = nullptr;
+  } else {
+    b.forward.output = {};  // h was kept: the caller may have changed the output
+  }
   if (options.with_grad_output) b.grad_output = t.setup.view(t.grad_output.data(), t.k.output());
   std::copy_n(t.grad_h_n.data(), t.grad_h_n.size(), found[kH0].data());
   b.grad_h_0 = found[kH0].data();
