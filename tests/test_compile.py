@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import rnnpack
 from helpers import KINDS
@@ -23,7 +23,7 @@ class Model(nn.Module):
 
     def forward(self, input, lengths=None):
         output, _ = self.layer(input) if lengths is None else self.layer(input, lengths=lengths)
-        return self.head(getattr(output, "data", output))
+        return self.head(output.data if isinstance(output, PackedSequence) else output)
 
 
 @pytest.fixture(autouse=True)
