@@ -58,7 +58,7 @@ Plan make_plan(const Problem& p, int max_threads, int64_t l2_bytes) {
   plan.threads = plan.row_groups * plan.lanes * plan.unit_threads;
 
   const int64_t step_gates = ceil_div(p.rows.count, plan.row_groups) * p.shape(0).gates().columns() * 4;
-  plan.chunk_steps = std::clamp<int64_t>(l2_bytes / 4 / std::max<int64_t>(step_gates, 1), 1, 64);
+  plan.chunk_steps = std::clamp<int64_t>(l2_bytes / 8 / std::max<int64_t>(step_gates, 1), 1, 64);
   plan.chunk_steps = std::min(plan.chunk_steps, plan.segment_steps);
   return plan;
 }
