@@ -60,11 +60,14 @@ bool cpu_supports(Isa isa) {
 
 Isa chosen_isa() {
   const char* asked = std::getenv("RNNPACK_ISA");
-  for (int i = kIsas - 1; i > 0; --i) {
+  Isa best = Isa::kBaseline;
+  for (int i = 0; i < kIsas; ++i) {
     const Isa isa = static_cast<Isa>(i);
-    if (cpu_supports(isa) && (asked == nullptr || std::strcmp(asked, isa_name(isa)) == 0)) return isa;
+    if (!cpu_supports(isa)) continue;
+    best = isa;
+    if (asked != nullptr && std::strcmp(asked, isa_name(isa)) == 0) return isa;
   }
-  return Isa::kBaseline;
+  return best;
 }
 
 const char* cpu_feature_name(int i) { return kFeatures[i].name; }

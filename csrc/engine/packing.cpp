@@ -65,7 +65,6 @@ void choose_groups(const KernelTable& kernels, Problem& problem) {
 }
 
 void pack_layer(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights, float* packed) {
-  std::fill(packed + shape.gates().columns(), packed + shape.ih_offset(), 0.0f);
   pack_share(kernels, shape, weights, 1, 0, packed);
 }
 

@@ -23,7 +23,7 @@ struct LayerShape {
   PanelMap hr_panels() const { return plain_panels(projection, hh_group); }
 
   // Packed weights: bias | panels of weight_ih | of weight_hh | of weight_hr, in floats, each part on a cache line.
-  int64_t ih_offset() const { return pad_floats(gates().columns()); }
+  int64_t ih_offset() const { return gates().columns(); }
   int64_t hh_offset() const { return ih_offset() + ih_panels().floats(input); }
   int64_t hr_offset() const { return hh_offset() + hh_panels().floats(output()); }
   int64_t packed_floats() const { return hr_offset() + (projection > 0 ? hr_panels().floats(hidden) : 0); }

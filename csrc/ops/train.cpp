@@ -143,6 +143,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
   Tensor grad_weight_hh = wants(4) ? empty({gate_rows, shape.output()}) : empty({0});
   Tensor grad_bias_ih = wants(5) ? empty({gate_rows}) : empty({0});
   Tensor grad_bias_hh = wants(6) ? empty({gate_rows}) : empty({0});
+  RNNPACK_CHECK(!(wants(1) && !h_0) && !(wants(2) && !c_0), "a gradient of an initial state is wanted that is not there");
   RNNPACK_CHECK(!wants(7) || shape.projection > 0, "a gradient of weight_hr is wanted, but there is no projection");
   Tensor grad_weight_hr = wants(7) ? empty({shape.projection, shape.hidden}) : empty({0});
   const auto if_wanted = [&wants](int i, const Tensor& tensor) { return wants(i) ? floats(tensor) : nullptr; };

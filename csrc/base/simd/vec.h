@@ -23,6 +23,7 @@ inline constexpr int kLanes = RNNPACK_VEC_BYTES / 4;
 
 typedef float Vec __attribute__((vector_size(RNNPACK_VEC_BYTES)));
 typedef int32_t VecInt __attribute__((vector_size(RNNPACK_VEC_BYTES)));
+typedef uint32_t VecUint __attribute__((vector_size(RNNPACK_VEC_BYTES)));
 typedef float VecUnaligned __attribute__((vector_size(RNNPACK_VEC_BYTES), aligned(4), may_alias));
 
 RNNPACK_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecUnaligned*>(p); }

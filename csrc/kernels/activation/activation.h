@@ -37,8 +37,9 @@ RNNPACK_INLINE ExpParts exp_parts(Vec x) {
   q = fma(q, r, broadcast(0.4999999815f));
   const Vec p = fma(r * r, q, r);
 
-  const VecInt exponent = (bits(shifted) + 127) << 23;  // the rounding constant's own bits are shifted out
-  return {from_bits(exponent), p};
+  // Unsigned: the rounding constant's own bits, and a NaN's, are shifted out.
+  const VecUint exponent = (reinterpret_cast<VecUint>(shifted) + 127u) << 23;
+  return {reinterpret_cast<Vec>(exponent), p};
 }
 
 RNNPACK_INLINE Vec sigmoid(Vec x) {

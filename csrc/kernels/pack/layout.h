@@ -82,7 +82,7 @@ constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell,
   for (int s = 0; s < layout.slots; ++s) {
     if (used[s]) map.offset[map.per_block++] = static_cast<int32_t>(s * kBlockUnits);
   }
-  // A block's panels are a group, so that no group reaches over two threads' blocks.
+  // A block's panels are a group: threads share blocks, so they share no group.
   map.group = map.per_block > 1 && map.per_block < group ? map.per_block : group;
   const int64_t last = layout.blocks() - 1;
   const bool tail = layout.stored_units(last) < kBlockUnits;

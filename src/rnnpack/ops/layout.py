@@ -44,7 +44,7 @@ def _round_up(size: int, step: int) -> int:
 
 def gate_columns(cell: int, hidden: int) -> int:
     """Floats of one row of the gate buffer."""
-    full, rest = divmod(hidden, _PANEL)
+    full, rest = hidden // _PANEL, hidden % _PANEL  # divmod does not take symbolic sizes
     slots = CELLS[cell].slots
     return full * slots * _PANEL + _round_up(slots * _round_up(rest, _UNITS), _PANEL)
 
@@ -57,7 +57,7 @@ def reserve_floats(cell: int, hidden: int, output: int, *, recompute: bool) -> i
 
 def _stored_panels(hidden: int, slots: int, used: tuple[int, ...]) -> int:
     """Panels of weight_ih or weight_hh: all but those whose slots have no gate in that matrix."""
-    full, rest = divmod(hidden, _PANEL)
+    full, rest = hidden // _PANEL, hidden % _PANEL  # divmod does not take symbolic sizes
     units = _round_up(rest, _UNITS)  # of the last block, where it is not full
     tail = 0
     for first in range(0, _round_up(slots * units, _PANEL), _PANEL):
