@@ -17,7 +17,4 @@ inline constexpr int64_t kCacheLine = 64;
 RNNPACK_SHARED_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 RNNPACK_SHARED_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// Floats that fill whole cache lines.
-RNNPACK_SHARED_INLINE int64_t pad_floats(int64_t n) { return round_up(n, kCacheLine / 4); }
-
 }  // namespace rnnpack

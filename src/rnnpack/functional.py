@@ -292,7 +292,7 @@ def _train(
     lengths: Tensor | None,
     batch_sizes: Tensor | None,
 ) -> Results:
-    layer = _each_direction(lambda inputs: ops.train(*inputs)[:3])
+    layer = _each_direction(ops.train)
     return _layer_by_layer(layer, stack, input, h_0, c_0, weights, lengths, batch_sizes)
 
 

@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace, cases: list[Case]) -> int:
     threads = args.threads or min(2, torch.get_num_threads())
     plan = runner.Plan(threads=threads, peers=tuple(args.peers))
     if args.quick:
-        plan = runner.Plan(threads, plan.peers, blocks=1, block_seconds=0.0, pause=0.0)
+        plan = runner.Plan(threads, plan.peers, blocks=1, block_seconds=0.0, pause=0.0, warm=0.0)
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)  # a file or a pipe has no edge to wrap at

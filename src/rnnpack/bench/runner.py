@@ -33,15 +33,19 @@ class Plan:
     blocks: at most so many blocks of calls a contestant. block_seconds: how long a block lasts at
     least.
     pause: seconds of silence before each block, in which the idle threads of whoever ran before
-    stop to spin.
+    stop to spin. warm: seconds of calls that follow it, untimed.
     budget: seconds of calls a contestant after which fewer blocks are made, but at least five.
     """
 
     threads: int
     peers: tuple[str, ...]
-    blocks: int = 21
-    block_seconds: float = 0.005
-    pause: float = 0.03
+    blocks: int = 15
+    block_seconds: float = 0.01
+    # Longer than idle threads spin after a call: 50 ms those of ONNX Runtime 1.32, 11 ms libgomp.
+    pause: float = 0.07
+    # Calls before a block is timed: threads that wake together may share a core until the system's
+    # balancing parts them, which takes some of its 4 ms ticks.
+    warm: float = 0.02
     budget: float = 2.0
 
 
@@ -168,6 +172,8 @@ def _measure_time(
     calls = {}
     blocks = plan.blocks
     for name, (contestant, _) in contestants.items():
+        time.sleep(plan.pause)
+        _repeat(contestant.call, plan.warm)
         once = min(_seconds(contestant.call, 1) for _ in range(2))
         calls[name] = max(1, math.ceil(plan.block_seconds / once))
         affordable = int(plan.budget / (once * (calls[name] + 1)))
@@ -183,12 +189,19 @@ def _measure_time(
             for name in names[shift:] + names[:shift]:
                 call = contestants[name][0].call
                 time.sleep(plan.pause)
-                if calls[name] > 1:
-                    call()  # wakes threads and fills caches; a long call does so by itself
+                if calls[name] > 1:  # a long call wakes threads and fills caches by itself
+                    _repeat(call, plan.warm)
                 samples[name].append(_seconds(call, calls[name]) / calls[name])
     finally:
         gc.enable()
     return {name: _figure(samples[name], calls[name], contestants[name][1]) for name in contestants}
+
+
+def _repeat(call: Callable[[], object], seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    call()
+    while time.perf_counter() < end:
+        call()
 
 
 def _seconds(call: Callable[[], object], calls: int) -> float:

