@@ -197,7 +197,7 @@ class _TrainAtOnce(torch.autograd.Function):
         _save(ctx, inputs, outputs)
         return outputs
 
-    backward = staticmethod(_backward)  # type: ignore[assignment]
+    backward = staticmethod(_backward)
 
 
 def train(a: TrainInputs) -> tuple[Tensor, ...]:
@@ -205,7 +205,7 @@ def train(a: TrainInputs) -> tuple[Tensor, ...]:
     if torch.compiler.is_compiling() or type(a.input) is not Tensor:
         outputs = torch.ops.rnnpack.train.default(*a)  # one node in a traced graph
     else:
-        outputs = _TrainAtOnce.apply(*a)
+        outputs = _TrainAtOnce.apply(*a)  # type: ignore[no-untyped-call]
     return outputs[:3]  # type: ignore[no-any-return]
 
 
