@@ -1,4 +1,5 @@
-// Lays out a call's scratch: run once without memory to count, once with it to hand out. Contents are undefined before and after.
+// Lays out a call's scratch: run once without memory to count, once with it to hand out. Contents
+// are undefined before and after.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,11 @@
-// The time loop, backward: gradients of one layer and direction, from the last chunk of steps to the first.
+// The time loop, backward: gradients of one layer and direction, from the last chunk of steps to
+// the first.
 //
-// Each step turns dh into dgates (the cell's derivative, by blocks of units) and dgates into the dh of the step before (a product with
-// weight_hh, by columns of h). Both are shared in the same way, so one barrier a step is enough: after dgates. When a chunk's dgates are
-// there and still in the cache, the products that need no order in time follow (products.h): gradients of weights, biases and input.
+// Each step turns dh into dgates (the cell's derivative, by blocks of units) and dgates into the dh
+// of the step before (a product with weight_hh, by columns of h). Both are shared in the same way,
+// so one barrier a step is enough: after dgates. When a chunk's dgates are there and still in the
+// cache, the products that need no order in time follow (products.h): gradients of weights, biases
+// and input.
 #include <algorithm>
 #include <new>
 
@@ -69,8 +72,10 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
 
   Scratch s{};
   if (b.recompute()) s.packed = arena.take<float>(shape.packed_floats());
-  s.weight_hh = arena.take<float>(plain_panels(p.output_size(), p.hh_group).floats(gate_columns(p)));
-  if (p.projection > 0) s.weight_hr = arena.take<float>(plain_panels(p.hidden, p.hh_group).floats(p.projection));
+  s.weight_hh =
+      arena.take<float>(plain_panels(p.output_size(), p.hh_group).floats(gate_columns(p)));
+  if (p.projection > 0)
+    s.weight_hr = arena.take<float>(plain_panels(p.hidden, p.hh_group).floats(p.projection));
   s.dh = arena.take<float>(p.rows.count * outputs);
   if (has_cell_state) {
     s.dc = arena.take<float>(p.rows.count * units);
@@ -95,8 +100,11 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
     MemberScratch m{};
     m.a = arena.take<const float*>(chunk_rows);
     m.gates = arena.take<float*>(chunk_rows);
-    for (const float*** rows_of : {&m.c_prev, &m.c, &m.h_prev, &m.grad_output, &m.dgates_in}) *rows_of = arena.take<const float*>(rows);
-    for (float*** rows_of : {&m.dh, &m.dc, &m.dgates, &m.dh_total, &m.dhidden, &m.hidden, &m.unused}) *rows_of = arena.take<float*>(rows);
+    for (const float*** rows_of : {&m.c_prev, &m.c, &m.h_prev, &m.grad_output, &m.dgates_in})
+      *rows_of = arena.take<const float*>(rows);
+    for (float*** rows_of :
+         {&m.dh, &m.dc, &m.dgates, &m.dh_total, &m.dhidden, &m.hidden, &m.unused})
+      *rows_of = arena.take<float*>(rows);
     if (!measure) s.members[i] = m;
   }
   s.gradients = lay_out_gradients(arena, b, plan.threads, measure);
@@ -106,7 +114,8 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
 
 class Member {
  public:
-  Member(const KernelTable& kernels, const BackwardProblem& problem, const Plan& plan, const Scratch& scratch, int index)
+  Member(const KernelTable& kernels, const BackwardProblem& problem, const Plan& plan,
+         const Scratch& scratch, int index)
       : b_(problem),
         p_(problem.forward),
         plan_(plan),
@@ -115,7 +124,8 @@ class Member {
         group_(scratch.groups[index / plan.unit_threads]),
         mine_(scratch.members[index]),
         pass_(kernels, problem.forward, plan, index / plan.unit_threads, index % plan.unit_threads),
-        gradients_(kernels, problem, scratch.gradients, scratch.chunk, scratch.zeros, plan.threads, index),
+        gradients_(kernels, problem, scratch.gradients, scratch.chunk, scratch.zeros, plan.threads,
+                   index),
         shape_(problem.forward.shape(0)),
         outputs_(round_up(problem.forward.output_size(), kPanel)) {}
 
@@ -138,17 +148,22 @@ class Member {
  private:
   void pack() {
     const LayerWeights& w = p_.weights[0];
-    if (b_.recompute()) pack_share(pass_.kernels, shape_, w, plan_.threads, index_, scratch_.packed);
-    pack_columns_share(pass_.kernels, w.weight_hh, w.ld_hh, gate_columns(p_), p_.output_size(), p_.hh_group, plan_.threads, index_, scratch_.weight_hh);
+    if (b_.recompute())
+      pack_share(pass_.kernels, shape_, w, plan_.threads, index_, scratch_.packed);
+    pack_columns_share(pass_.kernels, w.weight_hh, w.ld_hh, gate_columns(p_), p_.output_size(),
+                       p_.hh_group, plan_.threads, index_, scratch_.weight_hh);
     if (p_.projection > 0) {
-      pack_columns_share(pass_.kernels, w.weight_hr, w.ld_hr, p_.projection, p_.hidden, p_.hh_group, plan_.threads, index_, scratch_.weight_hr);
+      pack_columns_share(pass_.kernels, w.weight_hr, w.ld_hr, p_.projection, p_.hidden, p_.hh_group,
+                         plan_.threads, index_, scratch_.weight_hr);
     }
     gradients_.start();
     scratch_.team_barrier->wait();
   }
 
   // Columns of dh that this thread makes, in panels.
-  Range own_output_panels() const { return p_.projection > 0 ? pass_.projection_panels : pass_.blocks; }
+  Range own_output_panels() const {
+    return p_.projection > 0 ? pass_.projection_panels : pass_.blocks;
+  }
 
   void start_gradients() {
     const Range outputs = pass_.own_outputs();
@@ -157,7 +172,8 @@ class Member {
     for (int64_t i = 0; i < pass_.set.count; ++i) {
       const int64_t r = pass_.set.row(i);
       float* dh = scratch_.dh + r * outputs_;
-      std::fill(dh + own_output_panels().first * kPanel, dh + own_output_panels().last * kPanel, 0.0f);
+      std::fill(dh + own_output_panels().first * kPanel, dh + own_output_panels().last * kPanel,
+                0.0f);
       LayerPass::copy(dh, b_.grad_h_0 + p_.rows.row_of(r) * p_.output_size(), outputs);
       if (scratch_.dc == nullptr) continue;
       float* dc = scratch_.dc + r * pass_.units;
@@ -172,9 +188,11 @@ class Member {
   void finish_gradients() {
     for (int64_t i = 0; i < pass_.set.count; ++i) {
       const int64_t r = pass_.set.row(i);
-      LayerPass::copy(b_.grad_h_0 + p_.rows.row_of(r) * p_.output_size(), scratch_.dh + r * outputs_, pass_.own_outputs());
+      LayerPass::copy(b_.grad_h_0 + p_.rows.row_of(r) * p_.output_size(),
+                      scratch_.dh + r * outputs_, pass_.own_outputs());
       if (scratch_.dc != nullptr) {
-        LayerPass::copy(b_.grad_c_0 + p_.rows.row_of(r) * p_.hidden, scratch_.dc + r * pass_.units, pass_.own_units());
+        LayerPass::copy(b_.grad_c_0 + p_.rows.row_of(r) * p_.hidden, scratch_.dc + r * pass_.units,
+                        pass_.own_units());
       }
     }
   }
@@ -187,7 +205,8 @@ class Member {
         end -= active;
       } else {
         for (int64_t i = 0; i < active; ++i) {
-          mine_.gates[i] = p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
+          mine_.gates[i] =
+              p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
         }
       }
       run_step(s, p_.rows.start_of(s) - p_.rows.start_of(first), active, mine_.gates + end);
@@ -195,15 +214,20 @@ class Member {
   }
 
   const float* c_before(int64_t s, int64_t r) const {
-    return s > 0 ? p_.reserve_c + (p_.rows.start_of(s - 1) + r) * pass_.units : scratch_.c_0 + r * pass_.units;
+    return s > 0 ? p_.reserve_c + (p_.rows.start_of(s - 1) + r) * pass_.units
+                 : scratch_.c_0 + r * pass_.units;
   }
 
-  const float* h_before(int64_t s, int64_t r) const { return rnnpack::h_before(p_, p_.output, 0, p_.reverse, s, r, scratch_.zeros); }
+  const float* h_before(int64_t s, int64_t r) const {
+    return rnnpack::h_before(p_, p_.output, 0, p_.reverse, s, r, scratch_.zeros);
+  }
 
-  // Gates of steps [first, last) from input, h and c, with the sums in the forward pass's order: the same bits. Returns the number of rows.
+  // Gates of steps [first, last) from input, h and c, with the sums in the forward pass's order:
+  // the same bits. Returns the number of rows.
   int64_t rebuild_gates(int64_t first, int64_t last) {
     const int64_t columns = pass_.gates.columns();
-    const int64_t rows = pass_.gather_rows(p_.input, p_.reverse, first, last, mine_.a, mine_.gates, [&](int64_t s, int64_t i) {
+    const int64_t rows = pass_.gather_rows(p_.input, p_.reverse, first, last, mine_.a, mine_.gates,
+                                           [&](int64_t s, int64_t i) {
       return group_.gates + ((s - first) * pass_.set.count + i) * columns;
     });
     pass_.start_gates(shape_, p_.weights[0], scratch_.packed, rows, mine_.a, mine_.gates);
@@ -212,10 +236,11 @@ class Member {
     const int64_t skipped = skip_first ? pass_.set.active_at(p_.rows, 0) : 0;
     int64_t row = 0;
     for (int64_t s = first; s < last; ++s) {
-      for (int64_t i = 0; i < pass_.set.active_at(p_.rows, s); ++i) mine_.a[row++] = h_before(s, pass_.set.row(i));
+      for (int64_t i = 0; i < pass_.set.active_at(p_.rows, s); ++i)
+        mine_.a[row++] = h_before(s, pass_.set.row(i));
     }
-    pass_.multiply_gates(shape_, p_.weights[0], scratch_.packed, true, rows - skipped, mine_.a + skipped, nullptr,
-                         mine_.gates + skipped);
+    pass_.multiply_gates(shape_, p_.weights[0], scratch_.packed, true, rows - skipped,
+                         mine_.a + skipped, nullptr, mine_.gates + skipped);
 
     float** gates = mine_.gates;
     for (int64_t s = first; s < last; ++s) {
@@ -230,7 +255,8 @@ class Member {
         mine_.unused[i] = group_.unused_h + i * pass_.units;
       }
       pass_.kernels.forward[static_cast<int>(p_.cell)](
-          {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev, mine_.dc, mine_.h_prev, mine_.unused, true});
+          {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev,
+           mine_.dc, mine_.h_prev, mine_.unused, true});
       gates += active;
     }
     return rows;
@@ -249,7 +275,8 @@ class Member {
       mine_.h_prev[i] = h_before(s, r);
       mine_.dh[i] = scratch_.dh + r * outputs_;
       mine_.dgates_in[i] = mine_.dgates[i] = scratch_.chunk.dgates_row(place + r);
-      if (b_.grad_output.data != nullptr) mine_.grad_output[i] = p_.rows.at(b_.grad_output, p_.rows.time_of(s, r, p_.reverse), r);
+      if (b_.grad_output.data != nullptr)
+        mine_.grad_output[i] = p_.rows.at(b_.grad_output, p_.rows.time_of(s, r, p_.reverse), r);
       if (projected) {
         mine_.dh_total[i] = scratch_.chunk.dh_total_row(place + r);
         mine_.hidden[i] = scratch_.chunk.hidden_row(place + r);
@@ -259,28 +286,33 @@ class Member {
     if (projected) unproject(active);
 
     pass_.kernels.backward[static_cast<int>(p_.cell)](
-        {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev, mine_.c, mine_.h_prev,
-         projected || b_.grad_output.data == nullptr ? nullptr : mine_.grad_output, projected ? mine_.dhidden : mine_.dh, mine_.dc,
-         mine_.dgates, projected ? mine_.hidden : nullptr});
+        {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev, mine_.c,
+         mine_.h_prev, projected || b_.grad_output.data == nullptr ? nullptr : mine_.grad_output,
+         projected ? mine_.dhidden : mine_.dh, mine_.dc, mine_.dgates,
+         projected ? mine_.hidden : nullptr});
     group_.step_barrier->wait();
 
     const Range own = own_output_panels();
-    multiply(pass_.kernels.gemm, active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh, plain_panels(p_.output_size(), p_.hh_group),
-             own.first, own.last, nullptr, mine_.dh);
+    multiply(pass_.kernels.gemm, active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh,
+             plain_panels(p_.output_size(), p_.hh_group), own.first, own.last, nullptr, mine_.dh);
   }
 
-  // dh of the projected state to dh of the cell's own: dh_total = dh + grad_output, then the product with weight_hr.
+  // dh of the projected state to dh of the cell's own: dh_total = dh + grad_output, then the
+  // product with weight_hr.
   void unproject(int64_t active) {
     const Range own = pass_.own_outputs();
     for (int64_t i = 0; i < active; ++i) {
       for (int64_t j = own.first; j < own.last; ++j) {
-        mine_.dh_total[i][j] = mine_.dh[i][j] + (b_.grad_output.data != nullptr ? mine_.grad_output[i][j] : 0.0f);
+        mine_.dh_total[i][j] =
+            mine_.dh[i][j] + (b_.grad_output.data != nullptr ? mine_.grad_output[i][j] : 0.0f);
       }
-      std::fill(mine_.dh[i] + own_output_panels().first * kPanel, mine_.dh[i] + own_output_panels().last * kPanel, 0.0f);
+      std::fill(mine_.dh[i] + own_output_panels().first * kPanel,
+                mine_.dh[i] + own_output_panels().last * kPanel, 0.0f);
     }
     group_.step_barrier->wait();
-    multiply(pass_.kernels.gemm, active, p_.projection, mine_.dh_total, scratch_.weight_hr, plain_panels(p_.hidden, p_.hh_group), pass_.blocks.first,
-             pass_.blocks.last, scratch_.zeros, mine_.dhidden);
+    multiply(pass_.kernels.gemm, active, p_.projection, mine_.dh_total, scratch_.weight_hr,
+             plain_panels(p_.hidden, p_.hh_group), pass_.blocks.first, pass_.blocks.last,
+             scratch_.zeros, mine_.dhidden);
   }
 
   const BackwardProblem& b_;
@@ -306,9 +338,12 @@ struct Call {
   void prepare() {
     Arena arena(memory);
     scratch = lay_out(arena, *problem, plan, false);
-    for (int g = 0; g < plan.row_groups; ++g) (new (scratch.groups[g].step_barrier) Barrier)->reset(plan.unit_threads);
+    for (int g = 0; g < plan.row_groups; ++g)
+      (new (scratch.groups[g].step_barrier) Barrier)->reset(plan.unit_threads);
     (new (scratch.team_barrier) Barrier)->reset(plan.threads);
-    std::fill(scratch.zeros, scratch.zeros + std::max(padded_units(problem->forward), round_up(problem->forward.output_size(), kPanel)),
+    std::fill(scratch.zeros,
+              scratch.zeros + std::max(padded_units(problem->forward),
+                                       round_up(problem->forward.output_size(), kPanel)),
               0.0f);
   }
 };
@@ -332,7 +367,8 @@ int64_t backward_scratch_bytes(const BackwardProblem& problem, const Plan& plan)
   return std::max(planned.used(), alone.used());
 }
 
-void run_backward(const KernelTable& kernels, const BackwardProblem& problem, const Plan& plan, void* scratch) {
+void run_backward(const KernelTable& kernels, const BackwardProblem& problem, const Plan& plan,
+                  void* scratch) {
   Call call{&kernels, &problem, plan, scratch, {}};
   call.prepare();
   run_team(plan.threads, &run_member, &call);

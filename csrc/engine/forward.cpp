@@ -1,4 +1,5 @@
-// The time loop, forward: every cell, layer, direction, sequence layout and thread plan runs through here.
+// The time loop, forward: every cell, layer, direction, sequence layout and thread plan runs
+// through here.
 #include <algorithm>
 #include <new>
 
@@ -31,10 +32,10 @@ struct MemberScratch {
 };
 
 struct Scratch {
-  float** packed;     // [layers * directions] packed weights made by this call
-  float* between[2];  // outputs of inner layers, in turn
-  float* c_state;     // [layers * directions, count, padded units]
-  float* zeros;       // one absent initial hidden state
+  float** packed;           // [layers * directions] packed weights made by this call
+  float* between[2];        // outputs of inner layers, in turn
+  float* c_state;           // [layers * directions, count, padded units]
+  float* zeros;             // one absent initial hidden state
   float* projection_start;  // zeros, [padded projection]
   LaneScratch* lanes;
   MemberScratch* members;
@@ -55,11 +56,14 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
     const LayerShape shape = p.shape(i / p.directions);
     // Direct products need the bias by slot all the same: the head of the packed form.
     const bool made_here = p.weights[i].packed == nullptr;
-    float* packed = made_here ? arena.take<float>(p.direct ? shape.ih_offset() : shape.packed_floats()) : nullptr;
+    float* packed = made_here
+                        ? arena.take<float>(p.direct ? shape.ih_offset() : shape.packed_floats())
+                        : nullptr;
     if (!measure) s.packed[i] = packed;
   }
   if (p.layers > 1) {
-    const int64_t places = p.rows.time_index == nullptr ? p.rows.steps * p.rows.count : p.rows.total();
+    const int64_t places =
+        p.rows.time_index == nullptr ? p.rows.steps * p.rows.count : p.rows.total();
     const int64_t floats = places * p.directions * p.output_size();
     s.between[0] = arena.take<float>(floats);
     if (p.layers > 2) s.between[1] = arena.take<float>(floats);
@@ -72,7 +76,8 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   s.lanes = arena.take<LaneScratch>(lanes);
   for (int i = 0; i < lanes; ++i) {
     LaneScratch lane{};
-    if (p.reserve_gates == nullptr) lane.gates = arena.take<float>(chunk_rows * p.shape(0).gates().columns());
+    if (p.reserve_gates == nullptr)
+      lane.gates = arena.take<float>(chunk_rows * p.shape(0).gates().columns());
     if (p.projection > 0) {
       lane.hidden = arena.take<float>(rows * units);
       lane.projected = arena.take<float>(rows * padded_projection);
@@ -100,7 +105,8 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
 // One member of a team at work.
 class Member {
  public:
-  Member(const KernelTable& kernels, const Problem& problem, const Plan& plan, const Scratch& scratch, int index)
+  Member(const KernelTable& kernels, const Problem& problem, const Plan& plan,
+         const Scratch& scratch, int index)
       : p_(problem),
         plan_(plan),
         scratch_(scratch),
@@ -118,7 +124,8 @@ class Member {
     for (int64_t phase = 0; phase < p_.layers + segments - 1; ++phase) {
       for (int64_t layer = 0; layer < p_.layers; ++layer) {
         const int64_t segment = phase - layer;
-        if (segment < 0 || segment >= segments || (wavefront && layer % plan_.lanes != lane_index_)) continue;
+        if (segment < 0 || segment >= segments || (wavefront && layer % plan_.lanes != lane_index_))
+          continue;
         for (int d = 0; d < p_.directions; ++d) {
           if (p_.directions == 2 && plan_.lanes == 2 && d != lane_index_) continue;
           const int64_t first = segment * plan_.segment_steps;
@@ -154,12 +161,14 @@ class Member {
 
   // c of row r after step s (s = -1: before the first).
   float* c_row(int64_t stack, int64_t s, int64_t r) const {
-    if (p_.reserve_c != nullptr && s >= 0) return p_.reserve_c + (p_.rows.start_of(s) + r) * pass_.units;
+    if (p_.reserve_c != nullptr && s >= 0)
+      return p_.reserve_c + (p_.rows.start_of(s) + r) * pass_.units;
     return scratch_.c_state + (stack * p_.rows.count + r) * pass_.units;
   }
 
   float* gates_row(int64_t s, int64_t i, int64_t chunk_first) const {
-    if (p_.reserve_gates != nullptr) return p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
+    if (p_.reserve_gates != nullptr)
+      return p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
     return lane_.gates + ((s - chunk_first) * pass_.set.count + i) * pass_.gates.columns();
   }
 
@@ -176,15 +185,17 @@ class Member {
     if (last_step == p_.rows.steps) finish_states(stack, d, output);
   }
 
-  void run_chunk(int64_t layer, int d, int64_t first, int64_t last, const SequenceView& input, const SequenceView& output) {
+  void run_chunk(int64_t layer, int d, int64_t first, int64_t last, const SequenceView& input,
+                 const SequenceView& output) {
     const int64_t stack = stack_index(layer, d);
     const bool reverse = p_.reversed(d);
     const LayerShape shape = p_.shape(layer);
     const LayerWeights& w = p_.weights[stack];
     const float* packed = w.packed != nullptr ? w.packed : scratch_.packed[stack];
 
-    const int64_t rows = pass_.gather_rows(input, reverse, first, last, mine_.a, mine_.c,
-                                           [&](int64_t s, int64_t i) { return gates_row(s, i, first); });
+    const int64_t rows =
+        pass_.gather_rows(input, reverse, first, last, mine_.a, mine_.c,
+                          [&](int64_t s, int64_t i) { return gates_row(s, i, first); });
     pass_.start_gates(shape, w, packed, rows, mine_.a, mine_.c);
 
     float** gates = mine_.c;
@@ -196,49 +207,57 @@ class Member {
     }
   }
 
-  void run_step(const LayerShape& shape, const LayerWeights& w, const float* packed, int64_t stack, bool reverse, int64_t s,
-                int64_t active, float* const* gates, const SequenceView& output) {
+  void run_step(const LayerShape& shape, const LayerWeights& w, const float* packed, int64_t stack,
+                bool reverse, int64_t s, int64_t active, float* const* gates,
+                const SequenceView& output) {
     const bool projected = p_.projection > 0;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
       mine_.h_prev[i] = h_before(p_, output, stack, reverse, s, r, scratch_.zeros);
-      mine_.h[i] = projected ? lane_.hidden + i * pass_.units : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
+      mine_.h[i] = projected ? lane_.hidden + i * pass_.units
+                             : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
       if (scratch_.c_state != nullptr) {
         mine_.c_prev[i] = c_row(stack, s - 1, r);
         mine_.c_next[i] = c_row(stack, s, r);
       }
     }
     // An absent h_0 is zero: its product is not computed.
-    if (s > 0 || p_.h_0 != nullptr) pass_.multiply_gates(shape, w, packed, true, active, mine_.h_prev, nullptr, gates);
-    pass_.kernels.forward[static_cast<int>(p_.cell)]({pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates,
-                                                      mine_.c_prev, mine_.c_next, mine_.h_prev, mine_.h, p_.reserve_gates != nullptr});
+    if (s > 0 || p_.h_0 != nullptr)
+      pass_.multiply_gates(shape, w, packed, true, active, mine_.h_prev, nullptr, gates);
+    pass_.kernels.forward[static_cast<int>(p_.cell)](
+        {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev,
+         mine_.c_next, mine_.h_prev, mine_.h, p_.reserve_gates != nullptr});
     if (projected) project(shape, w, packed, reverse, s, active, output);
     if (p_.reserve_h == nullptr) return;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
       float* kept = p_.reserve_h + (p_.rows.start_of(s) + r) * p_.output_size();
-      LayerPass::copy(kept, p_.rows.at(output, p_.rows.time_of(s, r, reverse), r), pass_.own_outputs());
+      LayerPass::copy(kept, p_.rows.at(output, p_.rows.time_of(s, r, reverse), r),
+                      pass_.own_outputs());
     }
   }
 
-  void project(const LayerShape& shape, const LayerWeights& w, const float* packed, bool reverse, int64_t s, int64_t active,
-               const SequenceView& output) {
+  void project(const LayerShape& shape, const LayerWeights& w, const float* packed, bool reverse,
+               int64_t s, int64_t active, const SequenceView& output) {
     lane_.step_barrier->wait();  // all blocks of `hidden` are there
     const int64_t width = round_up(p_.projection, kPanel);
     for (int64_t i = 0; i < active; ++i) mine_.projected[i] = lane_.projected + i * width;
     const Range own = pass_.own_outputs();
     if (p_.direct) {
       if (own.first < own.last) {
-        pass_.kernels.direct(active, p_.hidden, mine_.h, w.weight_hr + own.first * w.ld_hr, w.ld_hr, own.last - own.first,
-                        scratch_.projection_start, own.first, mine_.projected);
+        pass_.kernels.direct(active, p_.hidden, mine_.h, w.weight_hr + own.first * w.ld_hr, w.ld_hr,
+                             own.last - own.first, scratch_.projection_start, own.first,
+                             mine_.projected);
       }
     } else {
-      multiply(pass_.kernels.gemm, active, p_.hidden, mine_.h, packed + shape.hr_offset(), shape.hr_panels(), pass_.projection_panels.first,
-               pass_.projection_panels.last, scratch_.projection_start, mine_.projected);
+      multiply(pass_.kernels.gemm, active, p_.hidden, mine_.h, packed + shape.hr_offset(),
+               shape.hr_panels(), pass_.projection_panels.first, pass_.projection_panels.last,
+               scratch_.projection_start, mine_.projected);
     }
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
-      LayerPass::copy(p_.rows.at(output, p_.rows.time_of(s, r, reverse), r), mine_.projected[i], own);
+      LayerPass::copy(p_.rows.at(output, p_.rows.time_of(s, r, reverse), r), mine_.projected[i],
+                      own);
     }
   }
 
@@ -248,9 +267,11 @@ class Member {
     for (int64_t i = 0; i < pass_.set.count; ++i) {
       const int64_t r = pass_.set.row(i);
       float* c = c_row(stack, -1, r);
-      // Padding too: it is computed with, never shown, and must not slow the arithmetic down as a denormal would.
+      // Padding too: it is computed with, never shown, and must not slow the arithmetic down as a
+      // denormal would.
       std::fill(c + pass_.blocks.first * kBlockUnits, c + pass_.blocks.last * kBlockUnits, 0.0f);
-      if (p_.c_0 != nullptr) LayerPass::copy(c, p_.c_0 + pass_.state_row(stack, r) * p_.hidden, units);
+      if (p_.c_0 != nullptr)
+        LayerPass::copy(c, p_.c_0 + pass_.state_row(stack, r) * p_.hidden, units);
     }
   }
 
@@ -263,7 +284,8 @@ class Member {
       const int64_t state = pass_.state_row(stack, r);
       const float* h = h_before(p_, output, stack, reverse, length, r, scratch_.zeros);
       if (p_.h_n != nullptr) LayerPass::copy(p_.h_n + state * p_.output_size(), h, outputs);
-      if (p_.c_n != nullptr) LayerPass::copy(p_.c_n + state * p_.hidden, c_row(stack, length - 1, r), pass_.own_units());
+      if (p_.c_n != nullptr)
+        LayerPass::copy(p_.c_n + state * p_.hidden, c_row(stack, length - 1, r), pass_.own_units());
     }
   }
 
@@ -286,12 +308,15 @@ struct Call {
   void prepare() {
     Arena arena(memory);
     scratch = lay_out(arena, *problem, plan, false);
-    for (int i = 0; i < plan.row_groups * plan.lanes; ++i) (new (scratch.lanes[i].step_barrier) Barrier)->reset(plan.unit_threads);
-    for (int g = 0; g < plan.row_groups; ++g) (new (scratch.group_barriers + g) Barrier)->reset(plan.lanes * plan.unit_threads);
+    for (int i = 0; i < plan.row_groups * plan.lanes; ++i)
+      (new (scratch.lanes[i].step_barrier) Barrier)->reset(plan.unit_threads);
+    for (int g = 0; g < plan.row_groups; ++g)
+      (new (scratch.group_barriers + g) Barrier)->reset(plan.lanes * plan.unit_threads);
     (new (scratch.team_barrier) Barrier)->reset(plan.threads);
     std::fill(scratch.zeros, scratch.zeros + problem->output_size(), 0.0f);
     if (problem->projection > 0) {
-      std::fill(scratch.projection_start, scratch.projection_start + round_up(problem->projection, kPanel), 0.0f);
+      std::fill(scratch.projection_start,
+                scratch.projection_start + round_up(problem->projection, kPanel), 0.0f);
     }
   }
 };
@@ -316,7 +341,8 @@ int64_t forward_scratch_bytes(const Problem& problem, const Plan& plan) {
   return std::max(planned.used(), alone.used());
 }
 
-void run_forward(const KernelTable& kernels, const Problem& problem, const Plan& plan, void* scratch) {
+void run_forward(const KernelTable& kernels, const Problem& problem, const Plan& plan,
+                 void* scratch) {
   Call call{&kernels, &problem, plan, scratch, {}};
   call.prepare();
   run_team(plan.threads, &run_member, &call);

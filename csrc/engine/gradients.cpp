@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kGradientBlock = 128;  // rows summed in one accumulator
 
-// Neighbouring slots that take the input's product, in gate order: all of them, or for GRU r and z, then n.
+// Neighbouring slots that take the input's product, in gate order: all of them, or for GRU r and z,
+// then n.
 struct SlotRun {
   int64_t slot, first_gate, gates;
 };
@@ -58,17 +59,22 @@ ChunkGradients lay_out_chunk(Arena& arena, const Problem& p) {
   return chunk;
 }
 
-GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int threads, bool measure) {
+GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int threads,
+                                  bool measure) {
   const Problem& p = b.forward;
   const int64_t gate_rows = traits(p.cell).gates * p.hidden;
   const int64_t input_columns = round_up(p.input_size, kPanel);
-  const int64_t widest = std::max({input_columns, round_up(p.output_size(), kPanel), p.projection > 0 ? round_up(p.hidden, kPanel) : 0});
+  const int64_t widest = std::max({input_columns, round_up(p.output_size(), kPanel),
+                                   p.projection > 0 ? round_up(p.hidden, kPanel) : 0});
 
   GradientScratch s{};
-  s.ih = take_totals(arena, gate_rows, p.input_size, b.grad_weight_ih != nullptr, b.grad_bias_ih != nullptr);
-  s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh != nullptr, b.grad_bias_hh != nullptr);
+  s.ih = take_totals(arena, gate_rows, p.input_size, b.grad_weight_ih != nullptr,
+                     b.grad_bias_ih != nullptr);
+  s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh != nullptr,
+                     b.grad_bias_hh != nullptr);
   s.hr = take_totals(arena, p.projection, p.hidden, b.grad_weight_hr != nullptr, false);
-  if (b.grad_input.data != nullptr) s.weight_ih = arena.take<float>(plain_panels(p.input_size, p.ih_group).floats(gate_rows));
+  if (b.grad_input.data != nullptr)
+    s.weight_ih = arena.take<float>(plain_panels(p.input_size, p.ih_group).floats(gate_rows));
   s.ones = arena.take<float>(kGradientBlock);
   s.members = arena.take<GradientMember>(threads);
   const int64_t own_rows = ceil_div(std::max(gate_rows, p.projection), threads) + 1;
@@ -89,8 +95,10 @@ void Gradients::start() const {
   for (const WeightTotals* weight : {&scratch_.ih, &scratch_.hh, &scratch_.hr}) {
     const Range own = share(weight->rows, threads_, index_);
     const int64_t width = round_up(weight->columns, kPanel);
-    if (weight->totals != nullptr) std::fill(weight->totals + own.first * width, weight->totals + own.last * width, 0.0f);
-    if (weight->bias != nullptr) std::fill(weight->bias + own.first * 4, weight->bias + own.last * 4, 0.0f);
+    if (weight->totals != nullptr)
+      std::fill(weight->totals + own.first * width, weight->totals + own.last * width, 0.0f);
+    if (weight->bias != nullptr)
+      std::fill(weight->bias + own.first * 4, weight->bias + own.last * 4, 0.0f);
   }
   if (index_ == 0) std::fill(scratch_.ones, scratch_.ones + kGradientBlock, 1.0f);
   if (scratch_.weight_ih == nullptr) return;
@@ -99,7 +107,8 @@ void Gradients::start() const {
   for (int i = 0; i < count; ++i) {
     const int64_t first = runs[i].first_gate * p_.hidden;
     const LayerWeights& w = p_.weights[0];
-    pack_columns_share(kernels_, w.weight_ih + first * w.ld_ih, w.ld_ih, runs[i].gates * p_.hidden, p_.input_size, p_.ih_group, threads_, index_,
+    pack_columns_share(kernels_, w.weight_ih + first * w.ld_ih, w.ld_ih, runs[i].gates * p_.hidden,
+                       p_.input_size, p_.ih_group, threads_, index_,
                        scratch_.weight_ih + plain_panels(p_.input_size, p_.ih_group).floats(first));
   }
 }
@@ -128,7 +137,8 @@ void Gradients::add_chunk(int64_t first, int64_t last) const {
   flush();
 }
 
-void Gradients::add_block(int64_t first_row, int64_t rows, const float* const* inputs, const float* const* states) const {
+void Gradients::add_block(int64_t first_row, int64_t rows, const float* const* inputs,
+                          const float* const* states) const {
   const CellTraits& cell = traits(p_.cell);
   add_weight(scratch_.ih, cell.ih_slot, first_row, rows, chunk_.dgates, chunk_.gate_width, inputs);
   add_weight(scratch_.hh, cell.hh_slot, first_row, rows, chunk_.dgates, chunk_.gate_width, states);
@@ -139,8 +149,9 @@ void Gradients::add_block(int64_t first_row, int64_t rows, const float* const* i
   add_weight(scratch_.hr, kOneSlot, first_row, rows, chunk_.dh_total, chunk_.projection, hidden);
 }
 
-void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row, int64_t rows, const float* left,
-                           int64_t ld_left, const float* const* right) const {
+void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row,
+                           int64_t rows, const float* left, int64_t ld_left,
+                           const float* const* right) const {
   if (weight.totals == nullptr && weight.bias == nullptr) return;
   const Range own = share(weight.rows, threads_, index_);
   const bool gates = &weight != &scratch_.hr;
@@ -153,8 +164,10 @@ void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64
     const float* from = left + first_row * ld_left + slot_of[gate] * slot_width + j % slot_width;
     for (int64_t i = 0; i < rows; i += kPanel) {
       const float* source[kPanel];
-      for (int64_t q = 0; q < kPanel; ++q) source[q] = i + q < rows ? from + (i + q) * ld_left : nullptr;
-      kernels_.pack_rows(end - j, source, mine_.left + (j - own.first) * kGradientBlock + i, kGradientBlock);
+      for (int64_t q = 0; q < kPanel; ++q)
+        source[q] = i + q < rows ? from + (i + q) * ld_left : nullptr;
+      kernels_.pack_rows(end - j, source, mine_.left + (j - own.first) * kGradientBlock + i,
+                         kGradientBlock);
     }
     j = end;
   }
@@ -164,14 +177,17 @@ void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64
   if (weight.totals != nullptr) {
     const PanelMap map = plain_panels(weight.columns, p_.ih_group);
     for (int64_t p = 0; p < map.count; ++p) {
-      kernels_.pack_columns(rows, right, weight.columns, p, mine_.right + map.offset_of(p, rows), map.row_stride(p));
+      kernels_.pack_columns(rows, right, weight.columns, p, mine_.right + map.offset_of(p, rows),
+                            map.row_stride(p));
     }
     const int64_t width = round_up(weight.columns, kPanel);
-    // Row pointers of the totals share their array with outputs[] of add_chunk, which lie past the first block: set them by batches.
+    // Row pointers of the totals share their array with outputs[] of add_chunk, which lie past the
+    // first block: set them by batches.
     for (int64_t j = 0; j < count; j += kGradientBlock) {
       const int64_t batch = std::min(kGradientBlock, count - j);
       for (int64_t q = 0; q < batch; ++q) mine_.c[q] = weight.totals + (own.first + j + q) * width;
-      multiply(kernels_.gemm, batch, rows, mine_.a + j, mine_.right, map, 0, map.count, nullptr, mine_.c);
+      multiply(kernels_.gemm, batch, rows, mine_.a + j, mine_.right, map, 0, map.count, nullptr,
+               mine_.c);
     }
   }
   if (weight.bias != nullptr) {
@@ -195,11 +211,14 @@ void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs
     std::fill(mine_.c[i], mine_.c[i] + width, 0.0f);
   }
   for (int n = 0; n < run_count; ++n) {
-    for (int64_t i = 0; i < count; ++i) mine_.a[i] = chunk_.dgates_row(first_row + own.first + i) + runs[n].slot * p_.hidden;
-    multiply(kernels_.gemm, count, runs[n].gates * p_.hidden, mine_.a, scratch_.weight_ih + map.floats(runs[n].first_gate * p_.hidden),
-             map, 0, map.count, nullptr, mine_.c);
+    for (int64_t i = 0; i < count; ++i)
+      mine_.a[i] = chunk_.dgates_row(first_row + own.first + i) + runs[n].slot * p_.hidden;
+    multiply(kernels_.gemm, count, runs[n].gates * p_.hidden, mine_.a,
+             scratch_.weight_ih + map.floats(runs[n].first_gate * p_.hidden), map, 0, map.count,
+             nullptr, mine_.c);
   }
-  for (int64_t i = 0; i < count; ++i) LayerPass::copy(outputs[own.first + i], mine_.c[i], {0, p_.input_size});
+  for (int64_t i = 0; i < count; ++i)
+    LayerPass::copy(outputs[own.first + i], mine_.c[i], {0, p_.input_size});
 }
 
 void Gradients::finish() const {
@@ -207,7 +226,8 @@ void Gradients::finish() const {
     const Range own = share(weight.rows, threads_, index_);
     for (int64_t j = own.first; j < own.last; ++j) {
       if (weight.totals != nullptr) {
-        std::copy_n(weight.totals + j * round_up(weight.columns, kPanel), weight.columns, gradient + j * weight.columns);
+        std::copy_n(weight.totals + j * round_up(weight.columns, kPanel), weight.columns,
+                    gradient + j * weight.columns);
       }
       if (weight.bias != nullptr) bias[j] = weight.bias[j * 4];
     }

@@ -1,7 +1,9 @@
-// Gradients of weights, biases and input from a chunk's gradients of pre-gates: the products that need no order in time.
+// Gradients of weights, biases and input from a chunk's gradients of pre-gates: the products that
+// need no order in time.
 //
-// They are not left to a general matrix library because the sums must not depend on the number of threads, and because a long sum in one
-// accumulator loses digits: here a chunk is summed from zero and then added to the total.
+// They are not left to a general matrix library because the sums must not depend on the number of
+// threads, and because a long sum in one accumulator loses digits: here a chunk is summed from zero
+// and then added to the total.
 #pragma once
 
 #include "engine/arena.h"
@@ -9,7 +11,8 @@
 
 namespace rnnpack {
 
-// Steps whose gradients are taken together: about 128 rows. A function of the problem alone, as it sets the order of sums.
+// Steps whose gradients are taken together: about 128 rows. A function of the problem alone, as it
+// sets the order of sums.
 int64_t gradient_chunk_steps(const Problem& problem);
 
 // The rows of a chunk: those of its first step, then of the next, in processing order.
@@ -25,18 +28,19 @@ struct ChunkGradients {
 };
 ChunkGradients lay_out_chunk(Arena& arena, const Problem& problem);
 
-// One product gradient[j, :] = sum over rows of left[row, j] * right[row, :], of which each thread makes a share of j.
+// One product gradient[j, :] = sum over rows of left[row, j] * right[row, :], of which each thread
+// makes a share of j.
 struct WeightTotals {
-  float* totals;     // [rows of the weight, padded columns]
-  float* bias;       // [rows of the weight, 4], the first of four; null: not wanted
+  float* totals;  // [rows of the weight, padded columns]
+  float* bias;    // [rows of the weight, 4], the first of four; null: not wanted
   int64_t rows, columns;
 };
 
 struct GradientMember {
-  float* left;           // [own rows of the largest weight, kGradientBlock]: columns of `left`, transposed
-  float* right;          // panels of kGradientBlock rows
-  float* input;          // [kGradientBlock, padded input]: gradients of input rows
-  const float** a;       // row pointers
+  float* left;   // [own rows of the largest weight, kGradientBlock]: columns of `left`, transposed
+  float* right;  // panels of kGradientBlock rows
+  float* input;  // [kGradientBlock, padded input]: gradients of input rows
+  const float** a;  // row pointers
   const float** source;
   float** c;
 };
@@ -47,12 +51,14 @@ struct GradientScratch {
   float* ones;       // [kGradientBlock]
   GradientMember* members;
 };
-GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& problem, int threads, bool measure);
+GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& problem, int threads,
+                                  bool measure);
 
 class Gradients {
  public:
-  Gradients(const KernelTable& kernels, const BackwardProblem& problem, const GradientScratch& scratch, const ChunkGradients& chunk,
-            const float* zeros, int threads, int index)
+  Gradients(const KernelTable& kernels, const BackwardProblem& problem,
+            const GradientScratch& scratch, const ChunkGradients& chunk, const float* zeros,
+            int threads, int index)
       : kernels_(kernels),
         b_(problem),
         p_(problem.forward),
@@ -63,14 +69,16 @@ class Gradients {
         threads_(threads),
         index_(index) {}
 
-  void start() const;                               // zero totals, pack what the products need
-  void add_chunk(int64_t first, int64_t last) const;  // steps [first, last), all of whose dgates are there
-  void finish() const;                              // write the totals to the caller's tensors
+  void start() const;  // zero totals, pack what the products need
+  void add_chunk(int64_t first,
+                 int64_t last) const;  // steps [first, last), all of whose dgates are there
+  void finish() const;                 // write the totals to the caller's tensors
 
  private:
-  void add_block(int64_t first_row, int64_t rows, const float* const* inputs, const float* const* states) const;
-  void add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row, int64_t rows, const float* left, int64_t ld_left,
-                  const float* const* right) const;
+  void add_block(int64_t first_row, int64_t rows, const float* const* inputs,
+                 const float* const* states) const;
+  void add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row, int64_t rows,
+                  const float* left, int64_t ld_left, const float* const* right) const;
   void add_input(int64_t first_row, int64_t rows, float* const* outputs) const;
 
   const KernelTable& kernels_;

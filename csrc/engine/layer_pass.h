@@ -1,4 +1,5 @@
-// What the passes over a layer share, forward and backward: where a thread's rows, blocks and buffers lie, and the products that make gates.
+// What the passes over a layer share, forward and backward: where a thread's rows, blocks and
+// buffers lie, and the products that make gates.
 #pragma once
 
 #include <algorithm>
@@ -12,37 +13,45 @@ namespace rnnpack {
 inline int64_t padded_units(const Problem& p) { return p.shape(0).gates().blocks() * kBlockUnits; }
 
 // Where the state of row r lies among those of all layers, directions and rows.
-inline int64_t state_row(const Problem& p, int64_t stack, int64_t r) { return stack * p.rows.count + p.rows.row_of(r); }
+inline int64_t state_row(const Problem& p, int64_t stack, int64_t r) {
+  return stack * p.rows.count + p.rows.row_of(r);
+}
 
 // h before step s; `absent` stands for a missing h_0.
-inline const float* h_before(const Problem& p, const SequenceView& output, int64_t stack, bool reverse, int64_t s, int64_t r,
-                             const float* absent) {
-  if (s > 0 && p.reserve_h != nullptr) return p.reserve_h + (p.rows.start_of(s - 1) + r) * p.output_size();
+inline const float* h_before(const Problem& p, const SequenceView& output, int64_t stack,
+                             bool reverse, int64_t s, int64_t r, const float* absent) {
+  if (s > 0 && p.reserve_h != nullptr)
+    return p.reserve_h + (p.rows.start_of(s - 1) + r) * p.output_size();
   if (s > 0) return p.rows.at(output, p.rows.time_of(s - 1, r, reverse), r);
   return p.h_0 != nullptr ? p.h_0 + state_row(p, stack, r) * p.output_size() : absent;
 }
 
-// One thread's share of one problem: the rows of its group, and its blocks of units within the lane.
+// One thread's share of one problem: the rows of its group, and its blocks of units within the
+// lane.
 struct LayerPass {
   const KernelTable& kernels;
   const Problem& p;
   RowSet set;
   GateLayout gates;
-  int64_t units;             // padded
-  Range blocks;              // of hidden units
-  Range projection_panels;   // of the projection's outputs
+  int64_t units;            // padded
+  Range blocks;             // of hidden units
+  Range projection_panels;  // of the projection's outputs
 
-  LayerPass(const KernelTable& table, const Problem& problem, const Plan& plan, int group, int unit_thread)
+  LayerPass(const KernelTable& table, const Problem& problem, const Plan& plan, int group,
+            int unit_thread)
       : kernels(table),
         p(problem),
         set(rows_of_group(problem.rows, plan.row_groups, group)),
         gates(problem.shape(0).gates()),
         units(padded_units(problem)),
         blocks(share(gates.blocks(), plan.unit_threads, unit_thread)),
-        projection_panels(share(plain_panels(problem.projection).count, plan.unit_threads, unit_thread)) {}
+        projection_panels(
+            share(plain_panels(problem.projection).count, plan.unit_threads, unit_thread)) {}
 
   // This thread's columns of the hidden units, and of h.
-  Range own_units() const { return {blocks.first * kBlockUnits, std::min(blocks.last * kBlockUnits, p.hidden)}; }
+  Range own_units() const {
+    return {blocks.first * kBlockUnits, std::min(blocks.last * kBlockUnits, p.hidden)};
+  }
   Range own_outputs() const {
     const Range own = p.projection > 0 ? projection_panels : blocks;
     return {own.first * kPanel, std::min(own.last * kPanel, p.output_size())};
@@ -50,19 +59,23 @@ struct LayerPass {
 
   static void copy(float* to, const float* from, Range columns) {
     if (columns.first < columns.last) {
-      std::memcpy(to + columns.first, from + columns.first, static_cast<size_t>(columns.last - columns.first) * sizeof(float));
+      std::memcpy(to + columns.first, from + columns.first,
+                  static_cast<size_t>(columns.last - columns.first) * sizeof(float));
     }
   }
 
   int64_t state_row(int64_t stack, int64_t r) const { return rnnpack::state_row(p, stack, r); }
 
-  // gates[rows][own columns] = start + a * weights, from panels or from the plain matrix. start: bias, or what gates hold if null.
-  void multiply_gates(const LayerShape& shape, const LayerWeights& w, const float* packed, bool recurrent, int64_t rows,
-                      const float* const* a, const float* bias, float* const* out) const {
+  // gates[rows][own columns] = start + a * weights, from panels or from the plain matrix. start:
+  // bias, or what gates hold if null.
+  void multiply_gates(const LayerShape& shape, const LayerWeights& w, const float* packed,
+                      bool recurrent, int64_t rows, const float* const* a, const float* bias,
+                      float* const* out) const {
     const PanelMap map = recurrent ? shape.hh_panels() : shape.ih_panels();
     const int64_t k = recurrent ? shape.output() : shape.input;
     if (!p.direct) {
-      multiply(kernels.gemm, rows, k, a, packed + (recurrent ? shape.hh_offset() : shape.ih_offset()), map,
+      multiply(kernels.gemm, rows, k, a,
+               packed + (recurrent ? shape.hh_offset() : shape.ih_offset()), map,
                map.first_panel(blocks.first), map.first_panel(blocks.last), bias, out);
       return;
     }
@@ -72,20 +85,22 @@ struct LayerPass {
     for (int64_t b = blocks.first; b < blocks.last; ++b) {
       for (int g = 0; g < cell.gates; ++g) {
         const int slot = recurrent ? cell.hh_slot[g] : cell.ih_slot[g];
-        kernels.direct(rows, k, a, weight + (g * p.hidden + b * kBlockUnits) * ld, ld, gates.units(b), bias,
-                       gates.column(b) + slot * gates.stored_units(b), out);
+        kernels.direct(rows, k, a, weight + (g * p.hidden + b * kBlockUnits) * ld, ld,
+                       gates.units(b), bias, gates.column(b) + slot * gates.stored_units(b), out);
       }
     }
   }
 
-  // The input's share of the gates, bias included; slots that no input product writes (GRU: the recurrent part of n) get their bias.
-  void start_gates(const LayerShape& shape, const LayerWeights& w, const float* packed, int64_t rows, const float* const* a,
-                   float* const* out) const {
+  // The input's share of the gates, bias included; slots that no input product writes (GRU: the
+  // recurrent part of n) get their bias.
+  void start_gates(const LayerShape& shape, const LayerWeights& w, const float* packed,
+                   int64_t rows, const float* const* a, float* const* out) const {
     const float* bias = packed;
     multiply_gates(shape, w, packed, false, rows, a, bias, out);
     const CellTraits& cell = traits(p.cell);
     for (int slot = 0; slot < cell.slots; ++slot) {
-      if (std::find(cell.ih_slot, cell.ih_slot + cell.gates, slot) != cell.ih_slot + cell.gates) continue;
+      if (std::find(cell.ih_slot, cell.ih_slot + cell.gates, slot) != cell.ih_slot + cell.gates)
+        continue;
       for (int64_t i = 0; i < rows; ++i) {
         for (int64_t b = blocks.first; b < blocks.last; ++b) {
           const int64_t column = gates.column(b) + slot * gates.stored_units(b);
@@ -95,10 +110,11 @@ struct LayerPass {
     }
   }
 
-  // Pointers to the input rows and gate rows of steps [first, last); returns how many. gates_row(s, i) places them.
+  // Pointers to the input rows and gate rows of steps [first, last); returns how many. gates_row(s,
+  // i) places them.
   template <class GatesRow>
-  int64_t gather_rows(const SequenceView& input, bool reverse, int64_t first, int64_t last, const float** a, float** out,
-                      GatesRow gates_row) const {
+  int64_t gather_rows(const SequenceView& input, bool reverse, int64_t first, int64_t last,
+                      const float** a, float** out, GatesRow gates_row) const {
     int64_t rows = 0;
     for (int64_t s = first; s < last; ++s) {
       const int64_t active = set.active_at(p.rows, s);

@@ -6,10 +6,12 @@ namespace rnnpack {
 
 namespace {
 
-// Starting a team costs about 2 us while its threads still spin from the last one, but 30 us once they sleep, as they do between the
-// steps of a stream in real time. 4e5 multiply-adds are 8 us or more on one core.
+// Starting a team costs about 2 us while its threads still spin from the last one, but 30 us once
+// they sleep, as they do between the steps of a stream in real time. 4e5 multiply-adds are 8 us or
+// more on one core.
 constexpr int64_t kTeamWork = 400'000;
-// A barrier costs about 0.3 us; a step must give each thread several times that: 2e4 multiply-adds are 0.6 us or more.
+// A barrier costs about 0.3 us; a step must give each thread several times that: 2e4 multiply-adds
+// are 0.6 us or more.
 constexpr int64_t kBarrierWork = 12'000;
 
 int64_t step_work(const Problem& p) {
@@ -20,7 +22,8 @@ int64_t step_work(const Problem& p) {
 int64_t total_work(const Problem& p) {
   int64_t work = 0;
   for (int64_t l = 0; l < p.layers; ++l) {
-    work += p.directions * (step_work(p) + p.rows.count * traits(p.cell).gates * p.hidden * p.shape(l).input);
+    work += p.directions *
+            (step_work(p) + p.rows.count * traits(p.cell).gates * p.hidden * p.shape(l).input);
   }
   return work * p.rows.steps;
 }
@@ -38,10 +41,14 @@ Plan make_plan(const Problem& p, int max_threads, int64_t l2_bytes) {
   Plan plan{1, 1, 1, 1, std::max<int64_t>(p.rows.steps, 1), 1};
   int threads = total_work(p) < kTeamWork ? 1 : max_threads;
 
-  // Rows first, where each thread gets enough of them to use a panel well once it is loaded, and its cache holds the recurrent weights.
+  // Rows first, where each thread gets enough of them to use a panel well once it is loaded, and
+  // its cache holds the recurrent weights.
   const int64_t recurrent_bytes = step_work(p) / std::max<int64_t>(p.rows.count, 1) * 4;
-  const int64_t rows_wanted = recurrent_bytes <= l2_bytes / 2 ? 2 : recurrent_bytes <= l2_bytes * 2 ? 8 : 16;
-  plan.row_groups = largest_divisor(threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));
+  const int64_t rows_wanted = recurrent_bytes <= l2_bytes / 2   ? 2
+                              : recurrent_bytes <= l2_bytes * 2 ? 8
+                                                                : 16;
+  plan.row_groups = largest_divisor(
+      threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));
   threads /= plan.row_groups;
 
   const int64_t group_work = step_work(p) / plan.row_groups;
@@ -54,10 +61,12 @@ Plan make_plan(const Problem& p, int max_threads, int64_t l2_bytes) {
   }
   if (plan.lanes > threads) plan.lanes = 1;
   const int64_t blocks = p.shape(0).gates().blocks();
-  if (group_work >= kBarrierWork) plan.unit_threads = static_cast<int>(std::min<int64_t>(threads / plan.lanes, blocks));
+  if (group_work >= kBarrierWork)
+    plan.unit_threads = static_cast<int>(std::min<int64_t>(threads / plan.lanes, blocks));
   plan.threads = plan.row_groups * plan.lanes * plan.unit_threads;
 
-  const int64_t step_gates = ceil_div(p.rows.count, plan.row_groups) * p.shape(0).gates().columns() * 4;
+  const int64_t step_gates =
+      ceil_div(p.rows.count, plan.row_groups) * p.shape(0).gates().columns() * 4;
   plan.chunk_steps = std::clamp<int64_t>(l2_bytes / 8 / std::max<int64_t>(step_gates, 1), 1, 64);
   plan.chunk_steps = std::min(plan.chunk_steps, plan.segment_steps);
   return plan;

@@ -1,4 +1,5 @@
-// How a call's work is shared among threads: a pure function of the problem and the machine. It changes speed, never a bit of the result.
+// How a call's work is shared among threads: a pure function of the problem and the machine. It
+// changes speed, never a bit of the result.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +10,33 @@ namespace rnnpack {
 
 // threads = row_groups x lanes x unit_threads.
 //
-// row_groups:   groups of rows are independent: they share nothing but the weights and need no barrier.
-// lanes:        within a group, the two directions side by side, or the layers in a wavefront over segments of time.
-// unit_threads: within a lane, blocks of hidden units are shared, with a barrier at every step.
+// row_groups:   groups of rows are independent: they share nothing but the weights and need no
+// barrier. lanes:        within a group, the two directions side by side, or the layers in a
+// wavefront over segments of time. unit_threads: within a lane, blocks of hidden units are shared,
+// with a barrier at every step.
 struct Plan {
   int threads;
   int row_groups;
   int lanes;
   int unit_threads;
   int64_t segment_steps;  // steps of a layer between barriers of the group's lanes
-  int64_t chunk_steps;    // steps of one input product: its gates stay in the second-level cache until they are used
+  int64_t chunk_steps;    // steps of one input product: its gates stay in the second-level cache
+                          // until they are used
 };
 
 Plan make_plan(const Problem& problem, int max_threads, int64_t l2_bytes);
 
 // The same call on one thread: what remains when the team turns out smaller than planned.
-inline Plan single_thread(const Plan& plan) { return {1, 1, 1, 1, plan.segment_steps, plan.chunk_steps}; }
+inline Plan single_thread(const Plan& plan) {
+  return {1, 1, 1, 1, plan.segment_steps, plan.chunk_steps};
+}
 
 // Member `index` of `parts` equal shares of [0, count): first and one past last.
 struct Range {
   int64_t first, last;
 };
-inline Range share(int64_t count, int64_t parts, int64_t index) { return {count * index / parts, count * (index + 1) / parts}; }
+inline Range share(int64_t count, int64_t parts, int64_t index) {
+  return {count * index / parts, count * (index + 1) / parts};
+}
 
 }  // namespace rnnpack

@@ -1,4 +1,5 @@
-// What a call asks of the engine: sizes, rows, tensors as raw pointers. Made and checked by csrc/ops; owns nothing.
+// What a call asks of the engine: sizes, rows, tensors as raw pointers. Made and checked by
+// csrc/ops; owns nothing.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +13,33 @@ struct LayerShape {
   CellKind cell;
   int64_t input;
   int64_t hidden;
-  int64_t projection;  // 0: none
+  int64_t projection;         // 0: none
   int32_t ih_group = kGroup;  // panels of a group
-  int32_t hh_group = kGroup;  // also of weight_hr, and of the transposed matrices of the backward pass
+  int32_t hh_group =
+      kGroup;  // also of weight_hr, and of the transposed matrices of the backward pass
 
   int64_t output() const { return projection > 0 ? projection : hidden; }
   GateLayout gates() const { return {hidden, traits(cell).slots}; }
-  PanelMap ih_panels() const { return gate_panels(gates(), traits(cell), traits(cell).ih_slot, ih_group); }
-  PanelMap hh_panels() const { return gate_panels(gates(), traits(cell), traits(cell).hh_slot, hh_group); }
+  PanelMap ih_panels() const {
+    return gate_panels(gates(), traits(cell), traits(cell).ih_slot, ih_group);
+  }
+  PanelMap hh_panels() const {
+    return gate_panels(gates(), traits(cell), traits(cell).hh_slot, hh_group);
+  }
   PanelMap hr_panels() const { return plain_panels(projection, hh_group); }
 
-  // Packed weights: bias | panels of weight_ih | of weight_hh | of weight_hr, in floats, each part on a cache line.
+  // Packed weights: bias | panels of weight_ih | of weight_hh | of weight_hr, in floats, each part
+  // on a cache line.
   int64_t ih_offset() const { return gates().columns(); }
   int64_t hh_offset() const { return ih_offset() + ih_panels().floats(input); }
   int64_t hr_offset() const { return hh_offset() + hh_panels().floats(output()); }
-  int64_t packed_floats() const { return hr_offset() + (projection > 0 ? hr_panels().floats(hidden) : 0); }
+  int64_t packed_floats() const {
+    return hr_offset() + (projection > 0 ? hr_panels().floats(hidden) : 0);
+  }
 };
 
-// The weights of one layer and direction: either `packed` (packed_floats() floats) or plain matrices with unit column stride.
+// The weights of one layer and direction: either `packed` (packed_floats() floats) or plain
+// matrices with unit column stride.
 struct LayerWeights {
   const float* packed;
   const float* weight_ih;  // [gates * hidden, input]
@@ -40,15 +50,17 @@ struct LayerWeights {
   const float* bias_hh;
 };
 
-// A tensor of rows: row (t, r) starts at data + time_index(t) * time_stride + row_index(r) * row_stride.
+// A tensor of rows: row (t, r) starts at data + time_index(t) * time_stride + row_index(r) *
+// row_stride.
 struct SequenceView {
   float* data;
   int64_t time_stride;
   int64_t row_stride;
 };
 
-// Which rows there are. Rows are in processing order, longest first, so that those still running at a step are a prefix.
-// Step s of a row is its time s, or its time length - 1 - s in the reverse direction.
+// Which rows there are. Rows are in processing order, longest first, so that those still running at
+// a step are a prefix. Step s of a row is its time s, or its time length - 1 - s in the reverse
+// direction.
 struct Rows {
   int64_t steps;
   int64_t count;
@@ -63,10 +75,13 @@ struct Rows {
   int64_t start_of(int64_t s) const { return row_start == nullptr ? s * count : row_start[s]; }
   int64_t total() const { return steps == 0 ? 0 : start_of(steps - 1) + active_at(steps - 1); }
   int64_t row_of(int64_t r) const { return row_index == nullptr ? r : row_index[r]; }
-  int64_t time_of(int64_t s, int64_t r, bool reverse) const { return reverse ? length(r) - 1 - s : s; }
+  int64_t time_of(int64_t s, int64_t r, bool reverse) const {
+    return reverse ? length(r) - 1 - s : s;
+  }
 
   float* at(const SequenceView& view, int64_t t, int64_t r) const {
-    return view.data + (time_index == nullptr ? t : time_index[t]) * view.time_stride + row_of(r) * view.row_stride;
+    return view.data + (time_index == nullptr ? t : time_index[t]) * view.time_stride +
+           row_of(r) * view.row_stride;
   }
 };
 
@@ -81,19 +96,21 @@ struct Problem {
   bool direct;   // multiply with the plain weights, pack nothing
   Rows rows;
   SequenceView input;
-  SequenceView output;                 // rows of directions * output floats
-  const LayerWeights* weights;         // [layers * directions]
-  const float* h_0;                    // [layers * directions, count, output]; null: zero
-  const float* c_0;                    // [layers * directions, count, hidden]; null: zero
-  float* h_n;                          // as h_0, all written; null: the output is enough (one step)
-  float* c_n;                          // null for cells without a cell state
-  float* reserve_gates;                // [total rows, columns], one layer and direction; null: inference
-  float* reserve_c;                    // [total rows, padded units]
-  float* reserve_h;                    // [total rows, output]: a copy, as the caller may change the output; null: there is none
+  SequenceView output;          // rows of directions * output floats
+  const LayerWeights* weights;  // [layers * directions]
+  const float* h_0;             // [layers * directions, count, output]; null: zero
+  const float* c_0;             // [layers * directions, count, hidden]; null: zero
+  float* h_n;                   // as h_0, all written; null: the output is enough (one step)
+  float* c_n;                   // null for cells without a cell state
+  float* reserve_gates;         // [total rows, columns], one layer and direction; null: inference
+  float* reserve_c;             // [total rows, padded units]
+  float* reserve_h;  // [total rows, output]: a copy, as the caller may change the output; null:
+                     // there is none
 
   LayerShape shape(int64_t layer) const {
     const int64_t out = projection > 0 ? projection : hidden;
-    return {cell, layer == 0 ? input_size : directions * out, hidden, projection, ih_group, hh_group};
+    return {cell,    layer == 0 ? input_size : directions * out, hidden, projection, ih_group,
+            hh_group};
   }
   int64_t output_size() const { return projection > 0 ? projection : hidden; }
   bool reversed(int d) const { return directions == 2 ? d == 1 : reverse; }

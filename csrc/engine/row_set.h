@@ -7,8 +7,8 @@
 
 namespace rnnpack {
 
-// Rows first, first + stride, ...: neighbours where all have the same length, every groups-th where they are sorted by
-// length, so that each group gets as many long ones as the next.
+// Rows first, first + stride, ...: neighbours where all have the same length, every groups-th where
+// they are sorted by length, so that each group gets as many long ones as the next.
 struct RowSet {
   int64_t first, stride, count;
 

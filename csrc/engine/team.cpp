@@ -18,7 +18,8 @@ namespace rnnpack {
 
 void run_team(int threads, TeamBody body, void* context) {
   std::vector<std::thread> others;
-  for (int member = 1; member < threads; ++member) others.emplace_back(body, context, member, threads);
+  for (int member = 1; member < threads; ++member)
+    others.emplace_back(body, context, member, threads);
   body(context, 0, threads);
   for (std::thread& other : others) other.join();
 }
@@ -37,7 +38,8 @@ void run_team(int threads, TeamBody body, void* context) {
 }
 
 namespace {
-// A forked child has libgomp's records of a team, but not its threads: starting one would wait for them for ever.
+// A forked child has libgomp's records of a team, but not its threads: starting one would wait for
+// them for ever.
 bool forked = false;
 }  // namespace
 

@@ -1,8 +1,8 @@
 // A team of threads and the barrier between time steps.
 //
-// Rule: a barrier is only legal among threads that surely run at the same time. run_team tells each member how large the team really
-// is, and a barrier is made for that size; nothing else in the library starts threads, and at::parallel_for (which promises no
-// concurrency) is not used.
+// Rule: a barrier is only legal among threads that surely run at the same time. run_team tells each
+// member how large the team really is, and a barrier is made for that size; nothing else in the
+// library starts threads, and at::parallel_for (which promises no concurrency) is not used.
 #pragma once
 
 #include <atomic>
@@ -12,16 +12,17 @@
 
 namespace rnnpack {
 
-// Runs body(context, member, size) on up to `threads` threads and returns when all are done. `size` is the team's true size:
-// `threads`, or fewer when called from inside another team.
+// Runs body(context, member, size) on up to `threads` threads and returns when all are done. `size`
+// is the team's true size: `threads`, or fewer when called from inside another team.
 using TeamBody = void (*)(void* context, int member, int size);
 void run_team(int threads, TeamBody body, void* context);
 
-// How many threads a call may use: OpenMP's setting for the calling thread; 1 inside another team and in a forked process.
+// How many threads a call may use: OpenMP's setting for the calling thread; 1 inside another team
+// and in a forked process.
 int team_limit();
 
-// Waits until all `size` members have arrived. Spins first, as a step lasts about a microsecond, then yields: with more
-// threads than cores the one that is waited for may not be running.
+// Waits until all `size` members have arrived. Spins first, as a step lasts about a microsecond,
+// then yields: with more threads than cores the one that is waited for may not be running.
 class alignas(kCacheLine) Barrier {
  public:
   void reset(int size) {

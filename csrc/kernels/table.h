@@ -22,7 +22,8 @@ struct KernelTable {
 // The table for `isa`, or null if it was not compiled or this processor cannot run it.
 const KernelTable* kernels_for(Isa isa);
 
-// The best table for this processor; RNNPACK_ISA=baseline|avx2|avx512|neon in the environment asks for a lower one. Chosen once.
+// The best table for this processor; RNNPACK_ISA=baseline|avx2|avx512|neon in the environment asks
+// for a lower one. Chosen once.
 const KernelTable& kernels();
 
 }  // namespace rnnpack

@@ -11,7 +11,8 @@ namespace rnnpack::ops {
 
 namespace {
 
-// Up to so many rows (steps * batch) packing does not pay: benchmarks/README.md, "direct or packed".
+// Up to so many rows (steps * batch) packing does not pay: benchmarks/README.md, "direct or
+// packed".
 constexpr int64_t kDirectRows = 8;
 
 // One layer and direction's share of the op's weight list.
@@ -25,7 +26,8 @@ WeightTensors unpack_list(const std::vector<Tensor>& weights, size_t first, size
   return tensors;
 }
 
-void check_state(const std::optional<Tensor>& state, const char* name, int64_t stacks, int64_t rows, int64_t width) {
+void check_state(const std::optional<Tensor>& state, const char* name, int64_t stacks, int64_t rows,
+                 int64_t width) {
   if (!state) return;
   check_tensor(*state, name, ScalarType::Float, 3);
   check_sizes(*state, name, {stacks, rows, width});
@@ -43,17 +45,21 @@ void run(Problem& problem) {
 
 bool is_direct(int64_t rows) { return rows <= kDirectRows; }
 
-std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
-                                         const std::vector<Tensor>& weights, const std::optional<Tensor>& lengths,
-                                         const std::optional<Tensor>& batch_sizes, int64_t cell, int64_t layers,
-                                         int64_t hidden_size, int64_t proj_size, bool bidirectional, bool batch_first) {
+std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optional<Tensor>& h_0,
+                                         const std::optional<Tensor>& c_0,
+                                         const std::vector<Tensor>& weights,
+                                         const std::optional<Tensor>& lengths,
+                                         const std::optional<Tensor>& batch_sizes, int64_t cell,
+                                         int64_t layers, int64_t hidden_size, int64_t proj_size,
+                                         bool bidirectional, bool batch_first) {
   const CellKind kind = cell_kind(cell);
   const int directions = bidirectional ? 2 : 1;
   RNNPACK_CHECK(layers > 0 && layers <= 4096, "num_layers must be from 1 to 4096, got ", layers);
   const int64_t stacks = layers * directions;
   const size_t each = weights.size() / static_cast<size_t>(stacks);
-  RNNPACK_CHECK(weights.size() == each * static_cast<size_t>(stacks) && each >= 1 && each <= 5, "expected 1 to 5 weights for each of ",
-        stacks, " layers and directions, got ", weights.size(), " tensors");
+  RNNPACK_CHECK(weights.size() == each * static_cast<size_t>(stacks) && each >= 1 && each <= 5,
+                "expected 1 to 5 weights for each of ", stacks, " layers and directions, got ",
+                weights.size(), " tensors");
 
   Dense dense;
   const Sequence sequence(input, batch_first, lengths, batch_sizes);
@@ -69,8 +75,10 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
     LayerShape shape{};
     if (each == 1) {
       shape = packed_shape(weights[first]);
-      RNNPACK_CHECK(shape.cell == kind, "packed weights of layer ", i / directions, " are of another cell");
-      layer_weights.push_back({packed_panels(weights[first]), nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
+      RNNPACK_CHECK(shape.cell == kind, "packed weights of layer ", i / directions,
+                    " are of another cell");
+      layer_weights.push_back(
+          {packed_panels(weights[first]), nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
     } else {
       const WeightTensors tensors = unpack_list(weights, first, each);
       shape = check_weights(kind, tensors);
@@ -78,13 +86,17 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
     }
     if (i == 0) problem.input_size = shape.input;
     const LayerShape expected = problem.shape(i / directions);
-    RNNPACK_CHECK(shape.input == expected.input && shape.hidden == expected.hidden && shape.projection == expected.projection,
-          "weights of layer ", i / directions, " must take ", expected.input, " features to hidden_size ", expected.hidden,
-          " and proj_size ", expected.projection, ", got ", shape.input, ", ", shape.hidden, " and ", shape.projection);
+    RNNPACK_CHECK(shape.input == expected.input && shape.hidden == expected.hidden &&
+                      shape.projection == expected.projection,
+                  "weights of layer ", i / directions, " must take ", expected.input,
+                  " features to hidden_size ", expected.hidden, " and proj_size ",
+                  expected.projection, ", got ", shape.input, ", ", shape.hidden, " and ",
+                  shape.projection);
   }
   const Tensor& dense_input = dense.rows(input);
   const int64_t features = input.size(input.dim() - 1);
-  RNNPACK_CHECK(features == problem.input_size, "input must have ", problem.input_size, " features, got ", features);
+  RNNPACK_CHECK(features == problem.input_size, "input must have ", problem.input_size,
+                " features, got ", features);
 
   const int64_t rows = sequence.rows().count;
   const bool has_cell_state = traits(kind).has_cell_state;
@@ -110,19 +122,23 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
   return {output, h_n, c_n};
 }
 
-std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
-                                const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
+std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0,
+                                const std::optional<Tensor>& c_0, const Tensor& weight_ih,
+                                const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
                                 const std::optional<Tensor>& bias_hh, int64_t cell) {
   const CellKind kind = cell_kind(cell);
   const bool has_cell_state = traits(kind).has_cell_state;
-  const auto pointer = [](const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; };
+  const auto pointer = [](const std::optional<Tensor>& tensor) {
+    return tensor ? &*tensor : nullptr;
+  };
   const WeightTensors tensors{&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh), nullptr};
   const LayerShape shape = check_weights(kind, tensors);
   check_tensor(input, "input", ScalarType::Float, 2);
   check_sizes(input, "input", {input.size(0), shape.input});
   RNNPACK_CHECK(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
   const int64_t rows = input.size(0);
-  for (const auto& [state, name] : {std::pair{pointer(h_0), "h_0"}, std::pair{pointer(c_0), "c_0"}}) {
+  for (const auto& [state, name] :
+       {std::pair{pointer(h_0), "h_0"}, std::pair{pointer(c_0), "c_0"}}) {
     if (state == nullptr) continue;
     check_tensor(*state, name, ScalarType::Float, 2);
     check_sizes(*state, name, {rows, shape.hidden});

@@ -5,21 +5,28 @@
 
 namespace rnnpack::ops {
 
-// weights: per layer and direction either one packed tensor, or weight_ih, weight_hh [, bias_ih, bias_hh] [, weight_hr].
-// hidden_size and proj_size repeat what the weights tell, so that shapes follow from arguments alone.
-// input:   [L, N, F], [N, L, F] if batch_first, or [sum(batch_sizes), F]; states [layers * directions, N, .].
-// Returns (output, h_n, c_n); c_n is empty for cells without a cell state.
-std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
-                                         const std::vector<Tensor>& weights, const std::optional<Tensor>& lengths,
-                                         const std::optional<Tensor>& batch_sizes, int64_t cell, int64_t layers,
-                                         int64_t hidden_size, int64_t proj_size, bool bidirectional, bool batch_first);
+// weights: per layer and direction either one packed tensor, or weight_ih, weight_hh [, bias_ih,
+// bias_hh] [, weight_hr]. hidden_size and proj_size repeat what the weights tell, so that shapes
+// follow from arguments alone. input:   [L, N, F], [N, L, F] if batch_first, or [sum(batch_sizes),
+// F]; states [layers * directions, N, .]. Returns (output, h_n, c_n); c_n is empty for cells
+// without a cell state.
+std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optional<Tensor>& h_0,
+                                         const std::optional<Tensor>& c_0,
+                                         const std::vector<Tensor>& weights,
+                                         const std::optional<Tensor>& lengths,
+                                         const std::optional<Tensor>& batch_sizes, int64_t cell,
+                                         int64_t layers, int64_t hidden_size, int64_t proj_size,
+                                         bool bidirectional, bool batch_first);
 
-// Op: one step of one layer, as a cell module takes it: input [N, F], states [N, .]. Returns (h, c); c is empty without a cell state.
-std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
-                                const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
+// Op: one step of one layer, as a cell module takes it: input [N, F], states [N, .]. Returns (h,
+// c); c is empty without a cell state.
+std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0,
+                                const std::optional<Tensor>& c_0, const Tensor& weight_ih,
+                                const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
                                 const std::optional<Tensor>& bias_hh, int64_t cell);
 
-// Op: whether `infer` multiplies with plain weights as they are (rows = steps * batch) instead of packing them in the call.
+// Op: whether `infer` multiplies with plain weights as they are (rows = steps * batch) instead of
+// packing them in the call.
 bool is_direct(int64_t rows);
 
 }  // namespace rnnpack::ops

@@ -12,7 +12,8 @@ namespace {
 
 constexpr char kMagic[8] = "rnnpack";
 constexpr uint32_t kVersion = 1;
-constexpr int64_t kLargestSize = int64_t{1} << 24;  // of any dimension; keeps products of header fields far from overflow
+constexpr int64_t kLargestSize =
+    int64_t{1} << 24;  // of any dimension; keeps products of header fields far from overflow
 
 // Fletcher's sum over 32-bit words, in 64 bits.
 uint64_t checksum(const float* words, int64_t count) {
@@ -38,31 +39,45 @@ bool is_packed(const Tensor& tensor) { return tensor.scalar_type() == ScalarType
 
 LayerShape packed_shape(const Tensor& packed) {
   check_tensor(packed, "packed weights", ScalarType::Byte, 1);
-  RNNPACK_CHECK(packed.size(0) >= kPackedHeaderBytes && packed.stride(0) == 1 && reinterpret_cast<uintptr_t>(packed.data_ptr()) % 4 == 0,
-        "packed weights must be a dense tensor of bytes as made by rnnpack.pack, got shape ", shape_text(packed));
+  RNNPACK_CHECK(
+      packed.size(0) >= kPackedHeaderBytes && packed.stride(0) == 1 &&
+          reinterpret_cast<uintptr_t>(packed.data_ptr()) % 4 == 0,
+      "packed weights must be a dense tensor of bytes as made by rnnpack.pack, got shape ",
+      shape_text(packed));
   const PackedHeader header = header_of(packed);
-  RNNPACK_CHECK(std::memcmp(header.magic, kMagic, sizeof kMagic) == 0, "these bytes are not packed weights; make them with rnnpack.pack");
-  RNNPACK_CHECK(header.version == kVersion, "packed weights are of version ", header.version, ", this build reads version ", kVersion,
-        "; pack the model again");
-  RNNPACK_CHECK(header.cell >= 0 && header.cell < kCellKinds && header.dtype == 0 && header.input >= 0 && header.input <= kLargestSize &&
-            header.hidden > 0 && header.hidden <= kLargestSize && header.projection >= 0 && header.projection < header.hidden,
-        "the header of the packed weights is damaged; pack the model again");
-  const LayerShape shape{static_cast<CellKind>(header.cell), header.input, header.hidden, header.projection};
+  RNNPACK_CHECK(std::memcmp(header.magic, kMagic, sizeof kMagic) == 0,
+                "these bytes are not packed weights; make them with rnnpack.pack");
+  RNNPACK_CHECK(header.version == kVersion, "packed weights are of version ", header.version,
+                ", this build reads version ", kVersion, "; pack the model again");
+  RNNPACK_CHECK(header.cell >= 0 && header.cell < kCellKinds && header.dtype == 0 &&
+                    header.input >= 0 && header.input <= kLargestSize && header.hidden > 0 &&
+                    header.hidden <= kLargestSize && header.projection >= 0 &&
+                    header.projection < header.hidden,
+                "the header of the packed weights is damaged; pack the model again");
+  const LayerShape shape{static_cast<CellKind>(header.cell), header.input, header.hidden,
+                         header.projection};
   const int64_t bytes = kPackedHeaderBytes + shape.packed_floats() * 4;
-  RNNPACK_CHECK(packed.size(0) == bytes, "packed weights are damaged: expected ", bytes, " bytes, got ", packed.size(0));
+  RNNPACK_CHECK(packed.size(0) == bytes, "packed weights are damaged: expected ", bytes,
+                " bytes, got ", packed.size(0));
   return shape;
 }
 
 const float* packed_panels(const Tensor& packed) {
-  return reinterpret_cast<const float*>(static_cast<const char*>(packed.data_ptr()) + kPackedHeaderBytes);
+  return reinterpret_cast<const float*>(static_cast<const char*>(packed.data_ptr()) +
+                                        kPackedHeaderBytes);
 }
 
-Tensor pack(int64_t cell, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
-            const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr) {
-  const auto pointer = [](const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; };
-  const WeightTensors tensors{&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh), pointer(weight_hr)};
+Tensor pack(int64_t cell, const Tensor& weight_ih, const Tensor& weight_hh,
+            const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
+            const std::optional<Tensor>& weight_hr) {
+  const auto pointer = [](const std::optional<Tensor>& tensor) {
+    return tensor ? &*tensor : nullptr;
+  };
+  const WeightTensors tensors{&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh),
+                              pointer(weight_hr)};
   const LayerShape shape = check_weights(cell_kind(cell), tensors);
-  RNNPACK_CHECK(std::max(shape.input, shape.hidden) <= kLargestSize, "sizes above ", kLargestSize, " cannot be packed");
+  RNNPACK_CHECK(std::max(shape.input, shape.hidden) <= kLargestSize, "sizes above ", kLargestSize,
+                " cannot be packed");
 
   Dense dense;
   Tensor packed = empty({kPackedHeaderBytes + shape.packed_floats() * 4}, ScalarType::Byte);
@@ -84,9 +99,11 @@ Tensor pack(int64_t cell, const Tensor& weight_ih, const Tensor& weight_hh, cons
 
 std::tuple<int64_t, int64_t, int64_t> check_packed(const Tensor& packed, int64_t cell) {
   const LayerShape shape = packed_shape(packed);
-  RNNPACK_CHECK(shape.cell == cell_kind(cell), "packed weights are of cell ", static_cast<int>(shape.cell), ", expected cell ", cell);
-  RNNPACK_CHECK(checksum(packed_panels(packed), shape.packed_floats()) == header_of(packed).checksum,
-        "packed weights are damaged: their checksum differs; pack the model again");
+  RNNPACK_CHECK(shape.cell == cell_kind(cell), "packed weights are of cell ",
+                static_cast<int>(shape.cell), ", expected cell ", cell);
+  RNNPACK_CHECK(
+      checksum(packed_panels(packed), shape.packed_floats()) == header_of(packed).checksum,
+      "packed weights are damaged: their checksum differs; pack the model again");
   return {shape.input, shape.hidden, shape.projection};
 }
 

@@ -22,15 +22,18 @@ static_assert(sizeof(PackedHeader) <= kPackedHeaderBytes);
 
 bool is_packed(const Tensor& tensor);
 
-// The sizes in the header, after checking that this is a packed tensor of ours and has the length they ask for.
+// The sizes in the header, after checking that this is a packed tensor of ours and has the length
+// they ask for.
 LayerShape packed_shape(const Tensor& packed);
 const float* packed_panels(const Tensor& packed);
 
 // Op: packs one layer and direction.
-Tensor pack(int64_t cell, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
-            const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr);
+Tensor pack(int64_t cell, const Tensor& weight_ih, const Tensor& weight_hh,
+            const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
+            const std::optional<Tensor>& weight_hr);
 
-// Op: input size, hidden size and projection of a packed tensor; fails if its checksum shows damage.
+// Op: input size, hidden size and projection of a packed tensor; fails if its checksum shows
+// damage.
 std::tuple<int64_t, int64_t, int64_t> check_packed(const Tensor& packed, int64_t cell);
 
 }  // namespace rnnpack::ops

@@ -12,7 +12,8 @@ std::vector<int64_t> int64_values(const Tensor& tensor, const char* name) {
   check_tensor(tensor, name, ScalarType::Long, 1);
   std::vector<int64_t> values(static_cast<size_t>(tensor.size(0)));
   const int64_t* first = static_cast<const int64_t*>(tensor.data_ptr());
-  for (int64_t i = 0; i < tensor.size(0); ++i) values[static_cast<size_t>(i)] = first[i * tensor.stride(0)];
+  for (int64_t i = 0; i < tensor.size(0); ++i)
+    values[static_cast<size_t>(i)] = first[i * tensor.stride(0)];
   return values;
 }
 
@@ -22,7 +23,9 @@ Sequence::Sequence(const Tensor& input, bool batch_first, const std::optional<Te
                    const std::optional<Tensor>& batch_sizes)
     : batch_first_(batch_first), packed_(batch_sizes.has_value()) {
   if (packed_) {
-    RNNPACK_CHECK(!lengths, "lengths and batch_sizes exclude each other: a packed sequence tells its lengths by batch_sizes");
+    RNNPACK_CHECK(!lengths,
+                  "lengths and batch_sizes exclude each other: a packed sequence tells its lengths "
+                  "by batch_sizes");
     check_tensor(input, "packed input", ScalarType::Float, 2);
     read_batch_sizes(*batch_sizes, input.size(0));
   } else {
@@ -38,11 +41,13 @@ void Sequence::read_lengths(const Tensor& lengths) {
   const int64_t* values = given.data();
   check_sizes(lengths, "lengths", {rows_.count});
   for (int64_t r = 0; r < rows_.count; ++r) {
-    RNNPACK_CHECK(values[r] >= 0 && values[r] <= rows_.steps, "lengths[", r, "] must be from 0 to seq_len = ", rows_.steps, ", got ", values[r]);
+    RNNPACK_CHECK(values[r] >= 0 && values[r] <= rows_.steps, "lengths[", r,
+                  "] must be from 0 to seq_len = ", rows_.steps, ", got ", values[r]);
   }
   row_index_.resize(static_cast<size_t>(rows_.count));
   std::iota(row_index_.begin(), row_index_.end(), 0);
-  std::stable_sort(row_index_.begin(), row_index_.end(), [values](int64_t a, int64_t b) { return values[a] > values[b]; });
+  std::stable_sort(row_index_.begin(), row_index_.end(),
+                   [values](int64_t a, int64_t b) { return values[a] > values[b]; });
   for (const int64_t r : row_index_) lengths_.push_back(values[r]);
 
   int64_t running = rows_.count, before = 0;
@@ -68,13 +73,16 @@ void Sequence::read_batch_sizes(const Tensor& batch_sizes, int64_t total) {
   int64_t before = 0;
   for (int64_t s = 0; s < rows_.steps; ++s) {
     RNNPACK_CHECK(values[s] > 0 && (s == 0 || values[s] <= values[s - 1]),
-          "batch_sizes must be positive and not increasing, got ", values[s], " at step ", s);
+                  "batch_sizes must be positive and not increasing, got ", values[s], " at step ",
+                  s);
     active_.push_back(values[s]);
     row_start_.push_back(before);
     before += values[s];
-    RNNPACK_CHECK(before <= total, "batch_sizes add up to more than the ", total, " rows of the packed input");
+    RNNPACK_CHECK(before <= total, "batch_sizes add up to more than the ", total,
+                  " rows of the packed input");
   }
-  RNNPACK_CHECK(before == total, "batch_sizes add up to ", before, ", but the packed input has ", total, " rows");
+  RNNPACK_CHECK(before == total, "batch_sizes add up to ", before, ", but the packed input has ",
+                total, " rows");
   lengths_.assign(static_cast<size_t>(rows_.count), 0);
   for (const int64_t running : active_) {
     for (int64_t r = 0; r < running; ++r) ++lengths_[static_cast<size_t>(r)];
@@ -93,7 +101,8 @@ SequenceView Sequence::view(const Tensor& tensor) const {
 
 Tensor Sequence::empty_like_input(int64_t width) const {
   if (packed_) return empty({total_, width});
-  return batch_first_ ? empty({rows_.count, rows_.steps, width}) : empty({rows_.steps, rows_.count, width});
+  return batch_first_ ? empty({rows_.count, rows_.steps, width})
+                      : empty({rows_.steps, rows_.count, width});
 }
 
 void Sequence::zero_padding(const Tensor& tensor) const {
@@ -101,7 +110,8 @@ void Sequence::zero_padding(const Tensor& tensor) const {
   const SequenceView rows = view(tensor);
   const size_t bytes = static_cast<size_t>(tensor.size(2)) * sizeof(float);
   for (int64_t r = 0; r < rows_.count; ++r) {
-    for (int64_t t = rows_.length(r); t < rows_.steps; ++t) std::memset(rows_.at(rows, t, r), 0, bytes);
+    for (int64_t t = rows_.length(r); t < rows_.steps; ++t)
+      std::memset(rows_.at(rows, t, r), 0, bytes);
   }
 }
 

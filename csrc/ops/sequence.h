@@ -6,10 +6,12 @@
 
 namespace rnnpack::ops {
 
-// Owns the tables that its Rows point at. Input is [L, N, F] (or [N, L, F] if batch_first), or [sum(batch_sizes), F].
+// Owns the tables that its Rows point at. Input is [L, N, F] (or [N, L, F] if batch_first), or
+// [sum(batch_sizes), F].
 class Sequence {
  public:
-  Sequence(const Tensor& input, bool batch_first, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes);
+  Sequence(const Tensor& input, bool batch_first, const std::optional<Tensor>& lengths,
+           const std::optional<Tensor>& batch_sizes);
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 

@@ -16,14 +16,17 @@ namespace {
 class Stream {
  public:
   Stream(const Problem& problem, const float* const* packed) : problem_(problem) {
-    for (int64_t layer = 0; layer < problem.layers; ++layer) weights_.push_back({packed[layer], nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
+    for (int64_t layer = 0; layer < problem.layers; ++layer)
+      weights_.push_back({packed[layer], nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
     problem_.weights = weights_.data();
   }
 
   void run(int64_t steps, const float* input, float* output) {
     problem_.rows.steps = steps;
-    problem_.input = {const_cast<float*>(input), problem_.rows.count * problem_.input_size, problem_.input_size};
-    problem_.output = {output, problem_.rows.count * problem_.output_size(), problem_.output_size()};
+    problem_.input = {const_cast<float*>(input), problem_.rows.count * problem_.input_size,
+                      problem_.input_size};
+    problem_.output = {output, problem_.rows.count * problem_.output_size(),
+                       problem_.output_size()};
     const int threads = thread_limit();
     if (steps != planned_steps_ || threads != planned_threads_) {
       plan_ = make_plan(problem_, threads, l2_cache_bytes());
@@ -54,8 +57,9 @@ class Stream {
 
 extern "C" {
 
-void* rnnpack_stream_new(int32_t cell, int64_t layers, int64_t input_size, int64_t hidden_size, int64_t proj_size, int64_t batch,
-                         const float* const* packed, float* h, float* c) {
+void* rnnpack_stream_new(int32_t cell, int64_t layers, int64_t input_size, int64_t hidden_size,
+                         int64_t proj_size, int64_t batch, const float* const* packed, float* h,
+                         float* c) {
   using namespace rnnpack;
   Problem problem{};
   problem.cell = static_cast<CellKind>(cell);

@@ -17,7 +17,8 @@ bool fill_nan() {
 }
 
 void poison(void* memory, int64_t bytes) {
-  if (fill_nan()) std::fill_n(static_cast<float*>(memory), bytes / 4, std::numeric_limits<float>::quiet_NaN());
+  if (fill_nan())
+    std::fill_n(static_cast<float*>(memory), bytes / 4, std::numeric_limits<float>::quiet_NaN());
 }
 
 const char* dtype_name(ScalarType type) {
@@ -53,9 +54,10 @@ Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
     stride *= std::max<int64_t>(*--size, 1);
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides,
-                                                  dtype == ScalarType::Float ? aoti_torch_dtype_float32() : aoti_torch_dtype_uint8(),
-                                                  aoti_torch_device_type_cpu(), 0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.begin(), strides,
+      dtype == ScalarType::Float ? aoti_torch_dtype_float32() : aoti_torch_dtype_uint8(),
+      aoti_torch_device_type_cpu(), 0, &handle));
   Tensor result(handle);
   if (dtype == ScalarType::Float) poison(result.data_ptr(), result.numel() * 4);
   return result;
@@ -65,15 +67,18 @@ namespace {
 
 void check_memory(const Tensor& tensor, const char* name) {
   RNNPACK_CHECK(tensor.numel() == 0 || tensor.data_ptr() != nullptr, name,
-                " has no memory: its storage was freed, as sharded weights are outside their layer's forward");
+                " has no memory: its storage was freed, as sharded weights are outside their "
+                "layer's forward");
 }
 
 }  // namespace
 
 void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim) {
   RNNPACK_CHECK(tensor.is_cpu(), name, " must be a CPU tensor");
-  RNNPACK_CHECK(tensor.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ", dtype_name(tensor.scalar_type()));
-  RNNPACK_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, got shape ", shape_text(tensor));
+  RNNPACK_CHECK(tensor.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
+                dtype_name(tensor.scalar_type()));
+  RNNPACK_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, got shape ",
+                shape_text(tensor));
   check_memory(tensor, name);
 }
 
@@ -97,7 +102,9 @@ const Tensor& Dense::rows(const Tensor& tensor) {
   return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : keep_copy(tensor);
 }
 
-const Tensor& Dense::whole(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : keep_copy(tensor); }
+const Tensor& Dense::whole(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : keep_copy(tensor);
+}
 
 int thread_limit() {
   uint32_t threads = 1;
@@ -106,8 +113,10 @@ int thread_limit() {
 }
 
 Scratch::Scratch(int64_t bytes)
-    : memory_(std::aligned_alloc(kCacheLine, static_cast<size_t>(round_up(std::max<int64_t>(bytes, 1), kCacheLine)))) {
-  if (memory_ == nullptr) fail("out of memory: ", bytes, " bytes of scratch; split the batch or the sequence");
+    : memory_(std::aligned_alloc(
+          kCacheLine, static_cast<size_t>(round_up(std::max<int64_t>(bytes, 1), kCacheLine)))) {
+  if (memory_ == nullptr)
+    fail("out of memory: ", bytes, " bytes of scratch; split the batch or the sequence");
   poison(memory_.get(), bytes);
 }
 

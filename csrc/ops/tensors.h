@@ -1,4 +1,5 @@
-// Tensors at the door: checks with messages for people, plain pointers for the engine, memory for results and scratch.
+// Tensors at the door: checks with messages for people, plain pointers for the engine, memory for
+// results and scratch.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -20,7 +21,8 @@ namespace rnnpack::ops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Raises RuntimeError in Python with the parts joined. The message says what was expected, what came and, where it helps, what to do.
+// Raises RuntimeError in Python with the parts joined. The message says what was expected, what
+// came and, where it helps, what to do.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;
@@ -34,17 +36,20 @@ template <class... Parts>
 
 std::string shape_text(const Tensor& tensor);
 
-// A new uninitialised CPU tensor. With RNNPACK_FILL_NAN in the environment floats start as NaN, so that tests see what was not written.
+// A new uninitialised CPU tensor. With RNNPACK_FILL_NAN in the environment floats start as NaN, so
+// that tests see what was not written.
 Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype = ScalarType::Float);
 
-// Fails unless `tensor` is a CPU tensor of this type and number of dimensions, with memory behind it.
+// Fails unless `tensor` is a CPU tensor of this type and number of dimensions, with memory behind
+// it.
 void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim);
 void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes);
 
 // Holds copies of tensors whose last dimension is not dense, for the length of a call.
 class Dense {
  public:
-  // The tensor itself, or a contiguous copy that lives as long as this object. The innermost stride of the result is 1.
+  // The tensor itself, or a contiguous copy that lives as long as this object. The innermost stride
+  // of the result is 1.
   const Tensor& rows(const Tensor& tensor);
   const Tensor& whole(const Tensor& tensor);
 
@@ -66,10 +71,13 @@ class Scratch {
   std::unique_ptr<void, Free> memory_;
 };
 
-// How many threads a call may use: torch's setting, which a thread that is new to torch learns by this question; see team_limit.
+// How many threads a call may use: torch's setting, which a thread that is new to torch learns by
+// this question; see team_limit.
 int thread_limit();
 
 inline float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); }
-inline const float* floats_or_null(const std::optional<Tensor>& tensor) { return tensor ? floats(*tensor) : nullptr; }
+inline const float* floats_or_null(const std::optional<Tensor>& tensor) {
+  return tensor ? floats(*tensor) : nullptr;
+}
 
 }  // namespace rnnpack::ops

@@ -18,12 +18,15 @@ struct Layer {
   LayerWeights weights;
   Problem problem{};
 
-  Layer(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const WeightTensors& tensors,
-        const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes, int64_t cell, bool reverse)
-      : sequence(input, false, lengths, batch_sizes), shape(check_weights(cell_kind(cell), tensors)) {
+  Layer(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
+        const WeightTensors& tensors, const std::optional<Tensor>& lengths,
+        const std::optional<Tensor>& batch_sizes, int64_t cell, bool reverse)
+      : sequence(input, false, lengths, batch_sizes),
+        shape(check_weights(cell_kind(cell), tensors)) {
     weights = plain_weights(tensors, dense);
     const int64_t features = input.size(input.dim() - 1);
-    RNNPACK_CHECK(features == shape.input, "input must have ", shape.input, " features, got ", features);
+    RNNPACK_CHECK(features == shape.input, "input must have ", shape.input, " features, got ",
+                  features);
     RNNPACK_CHECK(has_cell_state() || !c_0, "only an LSTM has a cell state (c_0)");
     problem.cell = shape.cell;
     problem.input_size = shape.input;
@@ -43,20 +46,30 @@ struct Layer {
   bool has_cell_state() const { return traits(shape.cell).has_cell_state; }
   int64_t rows() const { return problem.rows.count; }
   // Rows of the reserve: all places of the input, so that its size follows from shapes alone.
-  int64_t reserve_rows() const { return sequence.packed() ? problem.rows.total() : problem.rows.steps * problem.rows.count; }
-  int64_t gate_floats(bool recompute) const { return recompute ? 0 : reserve_rows() * shape.gates().columns(); }
+  int64_t reserve_rows() const {
+    return sequence.packed() ? problem.rows.total() : problem.rows.steps * problem.rows.count;
+  }
+  int64_t gate_floats(bool recompute) const {
+    return recompute ? 0 : reserve_rows() * shape.gates().columns();
+  }
   int64_t h_floats(bool recompute) const { return recompute ? 0 : reserve_rows() * shape.output(); }
-  int64_t reserve_floats(bool recompute) const { return gate_floats(recompute) + cell_floats() + h_floats(recompute); }
-  int64_t cell_floats() const { return has_cell_state() ? reserve_rows() * shape.gates().blocks() * kBlockUnits : 0; }
+  int64_t reserve_floats(bool recompute) const {
+    return gate_floats(recompute) + cell_floats() + h_floats(recompute);
+  }
+  int64_t cell_floats() const {
+    return has_cell_state() ? reserve_rows() * shape.gates().blocks() * kBlockUnits : 0;
+  }
 
   void set_reserve(const Tensor& reserve, bool recompute) {
     problem.reserve_gates = recompute ? nullptr : floats(reserve);
     problem.reserve_c = has_cell_state() ? floats(reserve) + gate_floats(recompute) : nullptr;
-    problem.reserve_h = recompute ? nullptr : floats(reserve) + gate_floats(recompute) + cell_floats();
+    problem.reserve_h =
+        recompute ? nullptr : floats(reserve) + gate_floats(recompute) + cell_floats();
   }
 
   // A tensor like the input with `width` columns, checked; rows dense.
-  SequenceView like_input(const Tensor& tensor, const char* name, const Tensor& input, int64_t width) {
+  SequenceView like_input(const Tensor& tensor, const char* name, const Tensor& input,
+                          int64_t width) {
     check_tensor(tensor, name, ScalarType::Float, input.dim());
     if (input.dim() == 3) {
       check_sizes(tensor, name, {input.size(0), input.size(1), width});
@@ -74,9 +87,13 @@ struct Layer {
   }
 };
 
-WeightTensors weight_tensors(const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
-                             const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr) {
-  const auto pointer = [](const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; };
+WeightTensors weight_tensors(const Tensor& weight_ih, const Tensor& weight_hh,
+                             const std::optional<Tensor>& bias_ih,
+                             const std::optional<Tensor>& bias_hh,
+                             const std::optional<Tensor>& weight_hr) {
+  const auto pointer = [](const std::optional<Tensor>& tensor) {
+    return tensor ? &*tensor : nullptr;
+  };
   return {&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh), pointer(weight_hr)};
 }
 
@@ -93,12 +110,14 @@ Tensor start_gradient(const float* values, int64_t rows, int64_t width) {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
-                                                 const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
-                                                 const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr,
-                                                 const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
-                                                 int64_t cell, bool reverse, bool recompute) {
-  Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr), lengths, batch_sizes, cell, reverse);
+std::tuple<Tensor, Tensor, Tensor, Tensor> train(
+    const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
+    const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
+    const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr,
+    const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes, int64_t cell,
+    bool reverse, bool recompute) {
+  Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr),
+              lengths, batch_sizes, cell, reverse);
   Problem& problem = layer.problem;
   Tensor output = layer.sequence.empty_like_input(layer.shape.output());
   Tensor h_n = empty({layer.rows(), layer.shape.output()});
@@ -119,12 +138,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(const Tensor& input, const std:
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train_backward(
-    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n, const std::optional<Tensor>& grad_c_n,
-    const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0, const Tensor& weight_ih,
-    const Tensor& weight_hh, const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
-    const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes,
-    const std::optional<Tensor>& output, const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t wanted) {
-  Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr), lengths, batch_sizes, cell, reverse);
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n,
+    const std::optional<Tensor>& grad_c_n, const Tensor& input, const std::optional<Tensor>& h_0,
+    const std::optional<Tensor>& c_0, const Tensor& weight_ih, const Tensor& weight_hh,
+    const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
+    const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths,
+    const std::optional<Tensor>& batch_sizes, const std::optional<Tensor>& output,
+    const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t wanted) {
+  Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr),
+              lengths, batch_sizes, cell, reverse);
   const LayerShape& shape = layer.shape;
   check_tensor(reserve, "reserve", ScalarType::Float, 1);
   check_sizes(reserve, "reserve", {layer.reserve_floats(recompute)});
@@ -136,21 +158,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
   const auto wants = [wanted](int i) { return (wanted >> i & 1) != 0; };
   const int64_t gate_rows = traits(shape.cell).gates * shape.hidden;
   Tensor grad_input = wants(0) ? layer.sequence.empty_like_input(shape.input) : empty({0});
-  Tensor grad_h_0 = start_gradient(layer.state(grad_h_n, "grad_h_n", shape.output()), layer.rows(), shape.output());
+  Tensor grad_h_0 = start_gradient(layer.state(grad_h_n, "grad_h_n", shape.output()), layer.rows(),
+                                   shape.output());
   const float* dc_n = layer.state(grad_c_n, "grad_c_n", shape.hidden);
-  Tensor grad_c_0 = layer.has_cell_state() ? start_gradient(dc_n, layer.rows(), shape.hidden) : empty({0});
+  Tensor grad_c_0 =
+      layer.has_cell_state() ? start_gradient(dc_n, layer.rows(), shape.hidden) : empty({0});
   Tensor grad_weight_ih = wants(3) ? empty({gate_rows, shape.input}) : empty({0});
   Tensor grad_weight_hh = wants(4) ? empty({gate_rows, shape.output()}) : empty({0});
   Tensor grad_bias_ih = wants(5) ? empty({gate_rows}) : empty({0});
   Tensor grad_bias_hh = wants(6) ? empty({gate_rows}) : empty({0});
-  RNNPACK_CHECK(!(wants(1) && !h_0) && !(wants(2) && !c_0), "a gradient of an initial state is wanted that is not there");
-  RNNPACK_CHECK(!wants(7) || shape.projection > 0, "a gradient of weight_hr is wanted, but there is no projection");
+  RNNPACK_CHECK(!(wants(1) && !h_0) && !(wants(2) && !c_0),
+                "a gradient of an initial state is wanted that is not there");
+  RNNPACK_CHECK(!wants(7) || shape.projection > 0,
+                "a gradient of weight_hr is wanted, but there is no projection");
   Tensor grad_weight_hr = wants(7) ? empty({shape.projection, shape.hidden}) : empty({0});
-  const auto if_wanted = [&wants](int i, const Tensor& tensor) { return wants(i) ? floats(tensor) : nullptr; };
+  const auto if_wanted = [&wants](int i, const Tensor& tensor) {
+    return wants(i) ? floats(tensor) : nullptr;
+  };
 
   BackwardProblem backward{};
   backward.forward = layer.problem;
-  if (grad_output) backward.grad_output = layer.like_input(*grad_output, "grad_output", input, shape.output());
+  if (grad_output)
+    backward.grad_output = layer.like_input(*grad_output, "grad_output", input, shape.output());
   backward.grad_h_0 = floats(grad_h_0);
   backward.grad_c_0 = layer.has_cell_state() ? floats(grad_c_0) : nullptr;
   if (wants(0)) backward.grad_input = layer.sequence.view(grad_input);
@@ -163,7 +192,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
   const Scratch scratch(backward_scratch_bytes(backward, plan));
   run_backward(kernels(), backward, plan, scratch.data());
   if (wants(0)) layer.sequence.zero_padding(grad_input);
-  return {grad_input, wants(1) ? grad_h_0 : empty({0}), wants(2) ? grad_c_0 : empty({0}), grad_weight_ih, grad_weight_hh, grad_bias_ih, grad_bias_hh, grad_weight_hr};
+  return {grad_input,
+          wants(1) ? grad_h_0 : empty({0}),
+          wants(2) ? grad_c_0 : empty({0}),
+          grad_weight_ih,
+          grad_weight_hh,
+          grad_bias_ih,
+          grad_bias_hh,
+          grad_weight_hr};
 }
 
 }  // namespace rnnpack::ops

@@ -3,7 +3,8 @@
 namespace rnnpack::ops {
 
 CellKind cell_kind(int64_t cell) {
-  RNNPACK_CHECK(cell >= 0 && cell < kCellKinds, "cell must be from 0 to ", kCellKinds - 1, " (lstm, gru, rnn_tanh, rnn_relu), got ", cell);
+  RNNPACK_CHECK(cell >= 0 && cell < kCellKinds, "cell must be from 0 to ", kCellKinds - 1,
+                " (lstm, gru, rnn_tanh, rnn_relu), got ", cell);
   return static_cast<CellKind>(cell);
 }
 
@@ -13,17 +14,21 @@ LayerShape check_weights(CellKind cell, const WeightTensors& t) {
   const int64_t gates = traits(cell).gates;
   const int64_t rows = t.weight_hh->size(0);
   const int64_t hidden = rows / gates;
-  RNNPACK_CHECK(rows > 0 && rows % gates == 0, "weight_hh must have ", gates, " * hidden_size rows, got shape ", shape_text(*t.weight_hh));
-  const LayerShape shape{cell, t.weight_ih->size(1), hidden, t.weight_hr == nullptr ? 0 : t.weight_hh->size(1)};
+  RNNPACK_CHECK(rows > 0 && rows % gates == 0, "weight_hh must have ", gates,
+                " * hidden_size rows, got shape ", shape_text(*t.weight_hh));
+  const LayerShape shape{cell, t.weight_ih->size(1), hidden,
+                         t.weight_hr == nullptr ? 0 : t.weight_hh->size(1)};
   if (t.weight_hr != nullptr) {
     RNNPACK_CHECK(cell == CellKind::kLstm, "only an LSTM can have a projection (weight_hr)");
-    RNNPACK_CHECK(shape.projection > 0, "weight_hh must have proj_size > 0 columns, got shape ", shape_text(*t.weight_hh));
+    RNNPACK_CHECK(shape.projection > 0, "weight_hh must have proj_size > 0 columns, got shape ",
+                  shape_text(*t.weight_hh));
     check_tensor(*t.weight_hr, "weight_hr", ScalarType::Float, 2);
     check_sizes(*t.weight_hr, "weight_hr", {shape.projection, hidden});
   }
   check_sizes(*t.weight_ih, "weight_ih", {rows, shape.input});
   check_sizes(*t.weight_hh, "weight_hh", {rows, shape.output()});
-  for (const auto& [bias, name] : {std::pair{t.bias_ih, "bias_ih"}, std::pair{t.bias_hh, "bias_hh"}}) {
+  for (const auto& [bias, name] :
+       {std::pair{t.bias_ih, "bias_ih"}, std::pair{t.bias_hh, "bias_hh"}}) {
     if (bias == nullptr) continue;
     check_tensor(*bias, name, ScalarType::Float, 1);
     check_sizes(*bias, name, {rows});

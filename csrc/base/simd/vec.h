@@ -1,8 +1,9 @@
 // Vectors of the width of one instruction set, in compiler vector extensions.
 //
-// Included only by the sources in kernels/isa, each of which sets RNNPACK_ISA (a namespace, so that code compiled
-// with different flags never merges at link time) and RNNPACK_VEC_BYTES. Everything here is in that namespace.
-// Intrinsics appear only where the language has no word for an operation: fused multiply-add and masked access.
+// Included only by the sources in kernels/isa, each of which sets RNNPACK_ISA (a namespace, so that
+// code compiled with different flags never merges at link time) and RNNPACK_VEC_BYTES. Everything
+// here is in that namespace. Intrinsics appear only where the language has no word for an
+// operation: fused multiply-add and masked access.
 #pragma once
 
 #include <cstdint>
@@ -36,13 +37,14 @@ RNNPACK_INLINE Vec from_bits(VecInt v) { return reinterpret_cast<Vec>(v); }
 // a * b + c with one rounding where the instruction set has it; the baseline rounds twice.
 RNNPACK_INLINE Vec fma(Vec a, Vec b, Vec c) {
 #if RNNPACK_VEC_BYTES == 64
-  return reinterpret_cast<Vec>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
-                                               reinterpret_cast<__m512>(c)));
+  return reinterpret_cast<Vec>(_mm512_fmadd_ps(
+      reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
 #elif RNNPACK_VEC_BYTES == 32
-  return reinterpret_cast<Vec>(_mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b),
-                                               reinterpret_cast<__m256>(c)));
+  return reinterpret_cast<Vec>(_mm256_fmadd_ps(
+      reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
 #elif defined(__aarch64__)
-  return reinterpret_cast<Vec>(vfmaq_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(a),
+  return reinterpret_cast<Vec>(vfmaq_f32(reinterpret_cast<float32x4_t>(c),
+                                         reinterpret_cast<float32x4_t>(a),
                                          reinterpret_cast<float32x4_t>(b)));
 #else
   return a * b + c;

@@ -1,18 +1,21 @@
 // sigmoid and tanh over vectors, from one exponential core.
 //
 // Law:    sigmoid(x) = 1 / (1 + exp(-x)),   |tanh(x)| = (1 - q) / (1 + q) with q = exp(-2|x|).
-// Bound:  3 ulp for both wherever the result is a normal number (tests/native/test_activation.cpp walks through them).
-// Limits: sigmoid is exactly 1 above 17.4 and exactly 0 below -88.4; |tanh| is exactly 1 above 9.1; NaN stays NaN.
+// Bound:  3 ulp for both wherever the result is a normal number (tests/native/test_activation.cpp
+// walks through them). Limits: sigmoid is exactly 1 above 17.4 and exactly 0 below -88.4; |tanh| is
+// exactly 1 above 9.1; NaN stays NaN.
 //
-// The polynomial is a minimax fit made for this file (least squares with iterated weights at 4,000 Chebyshev nodes):
-// expm1(r) = r + r^2 q(r) on |r| <= ln(2)/2 with a relative error of 1.4e-8, a quarter of an fp32 rounding.
+// The polynomial is a minimax fit made for this file (least squares with iterated weights at 4,000
+// Chebyshev nodes): expm1(r) = r + r^2 q(r) on |r| <= ln(2)/2 with a relative error of 1.4e-8, a
+// quarter of an fp32 rounding.
 #pragma once
 
 #include "base/simd/vec.h"
 
 namespace rnnpack::RNNPACK_ISA {
 
-// exp(x) = scale * (1 + p), p = expm1 of the reduced argument. Requires -87.3 <= x <= 89 (or NaN, which reaches p).
+// exp(x) = scale * (1 + p), p = expm1 of the reduced argument. Requires -87.3 <= x <= 89 (or NaN,
+// which reaches p).
 struct ExpParts {
   Vec scale;  // 2^n; infinity at n = 128
   Vec p;      // in [-0.2929, 0.4143]
@@ -49,7 +52,8 @@ RNNPACK_INLINE Vec sigmoid(Vec x) {
 }
 
 RNNPACK_INLINE Vec tanh(Vec x) {
-  constexpr float kFar = 0.55f;  // from here on 1 - small is the more accurate form: half an ulp near 1
+  constexpr float kFar =
+      0.55f;  // from here on 1 - small is the more accurate form: half an ulp near 1
   const Vec magnitude = abs(x);
   const ExpParts e = exp_parts(at_least(broadcast(-40.0f), magnitude * -2.0f));
   const Vec exp = fma(e.scale, e.p, e.scale);

@@ -1,6 +1,7 @@
 // Walks a cell's equations over rows and blocks of units, whole vectors at a time.
 //
-// A cell writes its equations once, on vectors; `Access` loads and stores whole vectors in full blocks and parts of them in the last one.
+// A cell writes its equations once, on vectors; `Access` loads and stores whole vectors in full
+// blocks and parts of them in the last one.
 #pragma once
 
 #include "base/simd/vec.h"
@@ -14,15 +15,25 @@ struct Access {
   int64_t stored;  // lanes that padded buffers have
   int64_t real;    // lanes that the caller's tensors have
 
-  RNNPACK_INLINE Vec padded(const float* p) const { return kWhole ? rnnpack::RNNPACK_ISA::load(p) : load_partial(p, stored); }
-  RNNPACK_INLINE void padded(float* p, Vec v) const { kWhole ? rnnpack::RNNPACK_ISA::store(p, v) : store_partial(p, v, stored); }
-  RNNPACK_INLINE Vec tensor(const float* p) const { return kWhole ? rnnpack::RNNPACK_ISA::load(p) : load_partial(p, real); }
-  RNNPACK_INLINE void tensor(float* p, Vec v) const { kWhole ? rnnpack::RNNPACK_ISA::store(p, v) : store_partial(p, v, real); }
+  RNNPACK_INLINE Vec padded(const float* p) const {
+    return kWhole ? rnnpack::RNNPACK_ISA::load(p) : load_partial(p, stored);
+  }
+  RNNPACK_INLINE void padded(float* p, Vec v) const {
+    kWhole ? rnnpack::RNNPACK_ISA::store(p, v) : store_partial(p, v, stored);
+  }
+  RNNPACK_INLINE Vec tensor(const float* p) const {
+    return kWhole ? rnnpack::RNNPACK_ISA::load(p) : load_partial(p, real);
+  }
+  RNNPACK_INLINE void tensor(float* p, Vec v) const {
+    kWhole ? rnnpack::RNNPACK_ISA::store(p, v) : store_partial(p, v, real);
+  }
 };
 
-// body(access, row, unit, column, stride): `column` is where slot 0 of `unit` lies in a row of gates.
+// body(access, row, unit, column, stride): `column` is where slot 0 of `unit` lies in a row of
+// gates.
 template <class Body>
-RNNPACK_INLINE void for_each_vector(const GateLayout& layout, int64_t rows, int64_t first_block, int64_t last_block, Body body) {
+RNNPACK_INLINE void for_each_vector(const GateLayout& layout, int64_t rows, int64_t first_block,
+                                    int64_t last_block, Body body) {
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t b = first_block; b < last_block; ++b) {
       const int64_t column = layout.column(b);
@@ -34,7 +45,9 @@ RNNPACK_INLINE void for_each_vector(const GateLayout& layout, int64_t rows, int6
       } else {
         const int64_t stored = layout.stored_units(b), real = layout.units(b);
         for (int64_t u = 0; u < real; u += kLanes) {
-          const auto part = [u](int64_t n) { return n - u < kLanes ? n - u : static_cast<int64_t>(kLanes); };
+          const auto part = [u](int64_t n) {
+            return n - u < kLanes ? n - u : static_cast<int64_t>(kLanes);
+          };
           body(Access<false>{part(stored), part(real)}, row, unit + u, column + u, stored);
         }
       }

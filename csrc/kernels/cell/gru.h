@@ -1,7 +1,8 @@
 // GRU (Cho et al. 2014) with the reset after the linear, as torch.nn.GRU and cuDNN write it:
 //   r = sigmoid(.)  z = sigmoid(.)  n = tanh(n_ih + r * n_hh)
 //   h = n + z * (h_prev - n)
-// Slots: r, z, n_hh (recurrent part, with bias_hh), n_ih (input part, with bias_ih). Kept for the backward pass: r, z, n_hh, n.
+// Slots: r, z, n_hh (recurrent part, with bias_hh), n_ih (input part, with bias_ih). Kept for the
+// backward pass: r, z, n_hh, n.
 #pragma once
 
 #include "kernels/activation/activation.h"
@@ -11,11 +12,13 @@ namespace rnnpack::RNNPACK_ISA {
 
 inline void gru_forward(const CellForward& call) {
   for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
-                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride) RNNPACK_INLINE_LAMBDA {
+                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
+                      RNNPACK_INLINE_LAMBDA {
     float* gates = call.gates[row] + column;
     const Vec r = sigmoid(access.padded(gates));
     const Vec z = sigmoid(access.padded(gates + stride));
-    const Vec n = tanh(fma(r, access.padded(gates + 2 * stride), access.padded(gates + 3 * stride)));
+    const Vec n =
+        tanh(fma(r, access.padded(gates + 2 * stride), access.padded(gates + 3 * stride)));
     access.tensor(call.h[row] + unit, fma(z, access.tensor(call.h_prev[row] + unit) - n, n));
     if (call.keep_gates) {
       access.padded(gates, r);
@@ -25,11 +28,13 @@ inline void gru_forward(const CellForward& call) {
   });
 }
 
-// Leaves in dh what reaches h_prev directly, dh * z; the gates' share is added by the recurrent product.
+// Leaves in dh what reaches h_prev directly, dh * z; the gates' share is added by the recurrent
+// product.
 inline void gru_backward(const CellBackward& call) {
   const int64_t hidden = call.layout.hidden;
   for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
-                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride) RNNPACK_INLINE_LAMBDA {
+                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
+                      RNNPACK_INLINE_LAMBDA {
     const float* gates = call.gates[row] + column;
     const Vec r = access.padded(gates);
     const Vec z = access.padded(gates + stride);
@@ -42,7 +47,8 @@ inline void gru_backward(const CellBackward& call) {
     access.padded(call.dh[row] + unit, dh * z);
     float* dgates = call.dgates[row] + unit;
     access.tensor(dgates, dn * n_hh * (r * (1.0f - r)));
-    access.tensor(dgates + hidden, dh * (access.tensor(call.h_prev[row] + unit) - n) * (z * (1.0f - z)));
+    access.tensor(dgates + hidden,
+                  dh * (access.tensor(call.h_prev[row] + unit) - n) * (z * (1.0f - z)));
     access.tensor(dgates + 2 * hidden, dn * r);
     access.tensor(dgates + 3 * hidden, dn);
   });

@@ -1,4 +1,5 @@
-// LSTM (Hochreiter & Schmidhuber 1997; with forget gate, Gers et al. 2000), as torch.nn.LSTM writes it:
+// LSTM (Hochreiter & Schmidhuber 1997; with forget gate, Gers et al. 2000), as torch.nn.LSTM writes
+// it:
 //   i = sigmoid(.)  f = sigmoid(.)  g = tanh(.)  o = sigmoid(.)
 //   c = f * c_prev + i * g
 //   h = o * tanh(c)        (a projection, h = weight_hr h, is a product of its own: engine)
@@ -11,7 +12,8 @@ namespace rnnpack::RNNPACK_ISA {
 
 inline void lstm_forward(const CellForward& call) {
   for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
-                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride) RNNPACK_INLINE_LAMBDA {
+                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
+                      RNNPACK_INLINE_LAMBDA {
     float* gates = call.gates[row] + column;
     const Vec i = sigmoid(access.padded(gates));
     const Vec f = sigmoid(access.padded(gates + stride));
@@ -29,11 +31,13 @@ inline void lstm_forward(const CellForward& call) {
   });
 }
 
-// Derivatives of the lines above, from dh and dc of this step; tanh(c) is computed again rather than kept.
+// Derivatives of the lines above, from dh and dc of this step; tanh(c) is computed again rather
+// than kept.
 inline void lstm_backward(const CellBackward& call) {
   const int64_t hidden = call.layout.hidden;
   for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
-                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride) RNNPACK_INLINE_LAMBDA {
+                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
+                      RNNPACK_INLINE_LAMBDA {
     const float* gates = call.gates[row] + column;
     const Vec i = access.padded(gates);
     const Vec f = access.padded(gates + stride);

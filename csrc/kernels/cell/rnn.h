@@ -1,4 +1,5 @@
-// Elman RNN (Elman 1990), as torch.nn.RNN writes it: h = tanh(.) or h = relu(.). Kept for the backward pass: h.
+// Elman RNN (Elman 1990), as torch.nn.RNN writes it: h = tanh(.) or h = relu(.). Kept for the
+// backward pass: h.
 #pragma once
 
 #include "kernels/activation/activation.h"
@@ -19,7 +20,8 @@ struct Relu {
 template <class Activation>
 void rnn_forward(const CellForward& call) {
   for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
-                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t) RNNPACK_INLINE_LAMBDA {
+                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t)
+                      RNNPACK_INLINE_LAMBDA {
     float* gates = call.gates[row] + column;
     const Vec h = Activation::value(access.padded(gates));
     access.tensor(call.h[row] + unit, h);
@@ -30,7 +32,8 @@ void rnn_forward(const CellForward& call) {
 template <class Activation>
 void rnn_backward(const CellBackward& call) {
   for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
-                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t) RNNPACK_INLINE_LAMBDA {
+                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t)
+                      RNNPACK_INLINE_LAMBDA {
     Vec dh = access.padded(call.dh[row] + unit);
     if (call.grad_output != nullptr) dh = dh + access.tensor(call.grad_output[row] + unit);
     const Vec h = access.padded(call.gates[row] + column);

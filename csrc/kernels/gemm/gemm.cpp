@@ -4,8 +4,9 @@
 
 namespace rnnpack {
 
-void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* const* a, const float* b, const PanelMap& map,
-              int64_t first, int64_t last, const float* bias, float* const* c) {
+void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* const* a,
+              const float* b, const PanelMap& map, int64_t first, int64_t last, const float* bias,
+              float* const* c) {
   if (rows == 0) return;
   // Tiles of nearly equal height: 9 rows run as 5 + 4, not as 8 and a slow 1.
   const int64_t tiles = ceil_div(rows, kernels.max_rows);
@@ -25,8 +26,9 @@ void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* 
       int64_t row = 0;
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t count = height + (t < taller ? 1 : 0);
-        kernels.tile[count - 1][panels - 1](first_k, std::min(kLongestSum, k - first_k), a + row, panel + first_k * row_stride, row_stride,
-                                            columns, first_k == 0 ? bias : nullptr, c + row);
+        kernels.tile[count - 1][panels - 1](first_k, std::min(kLongestSum, k - first_k), a + row,
+                                            panel + first_k * row_stride, row_stride, columns,
+                                            first_k == 0 ? bias : nullptr, c + row);
         row += count;
       }
     }

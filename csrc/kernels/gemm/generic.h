@@ -7,8 +7,8 @@
 namespace rnnpack::RNNPACK_ISA {
 
 template <int kRows, int kPanels>
-void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const float* b, int64_t b_stride, const int64_t* columns, const float* bias,
-               float* const* c) {
+void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const float* b, int64_t b_stride,
+               const int64_t* columns, const float* bias, float* const* c) {
   constexpr int kVecs = kPanel / kLanes;
   const float* row[kRows];
   for (int i = 0; i < kRows; ++i) row[i] = a[i] + first_k;
@@ -23,7 +23,8 @@ void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const float* b
   for (int64_t kk = 0; kk < k; ++kk) {
     Vec weights[kPanels][kVecs];
     for (int p = 0; p < kPanels; ++p) {
-      for (int v = 0; v < kVecs; ++v) weights[p][v] = load(b + kk * b_stride + p * kPanel + v * kLanes);
+      for (int v = 0; v < kVecs; ++v)
+        weights[p][v] = load(b + kk * b_stride + p * kPanel + v * kLanes);
     }
     // Row by row: one register for inputs is enough, and all sums of the tile stay in the others.
     for (int i = 0; i < kRows; ++i) {

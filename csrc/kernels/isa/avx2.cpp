@@ -9,7 +9,8 @@ namespace rnnpack::avx2 {
 
 inline constexpr Isa kIsa = Isa::kAvx2;
 
-// 12 sums leave four registers for weights and inputs; a single row keeps four panels in flight or starves the multiply units.
+// 12 sums leave four registers for weights and inputs; a single row keeps four panels in flight or
+// starves the multiply units.
 constexpr void add_shapes(GemmKernels& gemm) {
   add_tiles<1, 4>(gemm);
   add_tiles<2, 3>(gemm);

@@ -9,7 +9,8 @@ namespace rnnpack::avx512 {
 
 inline constexpr Isa kIsa = Isa::kAvx512;
 
-// 24 sums leave eight registers for weights; inputs are broadcast from memory. Wide tiles: a group is read in one stream.
+// 24 sums leave eight registers for weights; inputs are broadcast from memory. Wide tiles: a group
+// is read in one stream.
 constexpr void add_shapes(GemmKernels& gemm) {
   add_tiles<1, 4>(gemm);
   add_tiles<2, 4>(gemm);

@@ -8,11 +8,13 @@
 
 namespace rnnpack::RNNPACK_ISA {
 
-// Lanes with bit `kStep` clear come from a, the others from b; both from lanes with that bit clear (low) or set (high).
+// Lanes with bit `kStep` clear come from a, the others from b; both from lanes with that bit clear
+// (low) or set (high).
 template <int kStep, bool kHigh, int... kLane>
 RNNPACK_INLINE Vec exchange(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
-  return __builtin_shufflevector(
-      a, b, ((kLane & kStep) == 0 ? kLane + (kHigh ? kStep : 0) : kLanes + kLane - (kHigh ? 0 : kStep))...);
+  return __builtin_shufflevector(a, b,
+                                 ((kLane & kStep) == 0 ? kLane + (kHigh ? kStep : 0)
+                                                       : kLanes + kLane - (kHigh ? 0 : kStep))...);
 }
 
 template <int kStep>
@@ -36,7 +38,9 @@ inline void pack_rows(int64_t k, const float* const* rows, float* panel, int64_t
       Vec block[kLanes];
       for (int j = 0; j < kLanes; ++j) {
         const float* row = rows[group + j];
-        block[j] = row == nullptr ? Vec{} : count == kLanes ? load(row + kk) : load_partial(row + kk, count);
+        block[j] = row == nullptr    ? Vec{}
+                   : count == kLanes ? load(row + kk)
+                                     : load_partial(row + kk, count);
       }
       transpose_steps<1>(block);
       float* out = panel + kk * row_stride + group;
@@ -49,13 +53,16 @@ inline void pack_rows(int64_t k, const float* const* rows, float* panel, int64_t
   }
 }
 
-inline void pack_columns(int64_t k, const float* const* rows, int64_t columns, int64_t p, float* panel, int64_t row_stride) {
+inline void pack_columns(int64_t k, const float* const* rows, int64_t columns, int64_t p,
+                         float* panel, int64_t row_stride) {
   const int64_t count = columns - p * kPanel;
   for (int64_t kk = 0; kk < k; ++kk) {
     for (int v = 0; v < kPanel / kLanes; ++v) {
       const int64_t left = count - v * kLanes;
       const float* from = rows[kk] + p * kPanel + v * kLanes;
-      store(panel + kk * row_stride + v * kLanes, left >= kLanes ? load(from) : left > 0 ? load_partial(from, left) : Vec{});
+      store(panel + kk * row_stride + v * kLanes, left >= kLanes ? load(from)
+                                                  : left > 0     ? load_partial(from, left)
+                                                                 : Vec{});
     }
   }
 }

@@ -1,14 +1,18 @@
-// Where things lie: the gate buffer's columns, and the panels of packed weights. One description for every cell and ISA.
+// Where things lie: the gate buffer's columns, and the panels of packed weights. One description
+// for every cell and ISA.
 //
-// Hidden units are taken in blocks of 16. A block holds its slots one after another (all units of slot 0, then slot 1, ...), so a block of LSTM
-// is [i16 f16 g16 o16]: whole vectors on every ISA, and the cell finds all of a unit's gates within four cache lines.
-// The last block holds its remaining units rounded up to 4, its columns rounded up to a whole panel.
+// Hidden units are taken in blocks of 16. A block holds its slots one after another (all units of
+// slot 0, then slot 1, ...), so a block of LSTM is [i16 f16 g16 o16]: whole vectors on every ISA,
+// and the cell finds all of a unit's gates within four cache lines. The last block holds its
+// remaining units rounded up to 4, its columns rounded up to a whole panel.
 //
-//   columns of the gate buffer:  | block 0: slot 0 (16) slot 1 (16) ... | block 1 ... | last: slot 0 (u) slot 1 (u) ... pad |
+//   columns of the gate buffer:  | block 0: slot 0 (16) slot 1 (16) ... | block 1 ... | last: slot
+//   0 (u) slot 1 (u) ... pad |
 //
-// A panel is 16 neighbouring columns over all k. Panels whose slots have no gate in a matrix (GRU: one of four) are not stored. The stored
-// ones lie in groups: row k of every panel of a group, then row k + 1. A tile as wide as a group reads one stream of memory in order, which
-// is what the prefetchers of every cache level follow; four streams of one panel each reach half the bandwidth.
+// A panel is 16 neighbouring columns over all k. Panels whose slots have no gate in a matrix (GRU:
+// one of four) are not stored. The stored ones lie in groups: row k of every panel of a group, then
+// row k + 1. A tile as wide as a group reads one stream of memory in order, which is what the
+// prefetchers of every cache level follow; four streams of one panel each reach half the bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +22,10 @@
 
 namespace rnnpack {
 
-inline constexpr int64_t kPanel = 16;      // columns of a panel
+inline constexpr int64_t kPanel = 16;       // columns of a panel
 inline constexpr int64_t kBlockUnits = 16;  // hidden units of a full block
-// Panels of a group, at most: what every packed tensor has. Weights packed within a call may have smaller groups, as wide as the tile.
+// Panels of a group, at most: what every packed tensor has. Weights packed within a call may have
+// smaller groups, as wide as the tile.
 inline constexpr int32_t kGroup = 4;
 
 // The columns of one step's gates for one row.
@@ -38,18 +43,23 @@ struct GateLayout {
     const int64_t left = hidden - b * kBlockUnits;
     return left < kBlockUnits ? left : kBlockUnits;
   }
-  RNNPACK_SHARED_INLINE int64_t block_columns(int64_t b) const { return round_up(slots * stored_units(b), kPanel); }
+  RNNPACK_SHARED_INLINE int64_t block_columns(int64_t b) const {
+    return round_up(slots * stored_units(b), kPanel);
+  }
   RNNPACK_SHARED_INLINE int64_t column(int64_t b) const { return b * slots * kBlockUnits; }
-  RNNPACK_SHARED_INLINE int64_t columns() const { return column(blocks() - 1) + block_columns(blocks() - 1); }
+  RNNPACK_SHARED_INLINE int64_t columns() const {
+    return column(blocks() - 1) + block_columns(blocks() - 1);
+  }
 };
 
-// The stored panels of one matrix: which columns of the destination each covers. Index p counts stored panels only.
+// The stored panels of one matrix: which columns of the destination each covers. Index p counts
+// stored panels only.
 struct PanelMap {
-  int64_t count;          // stored panels
-  int64_t full_panels;    // those of full blocks
-  int32_t per_block;      // stored panels of a full block
-  int32_t block_columns;  // destination columns of a full block
-  int32_t group;          // panels of a group; the last group may have fewer
+  int64_t count;                   // stored panels
+  int64_t full_panels;             // those of full blocks
+  int32_t per_block;               // stored panels of a full block
+  int32_t block_columns;           // destination columns of a full block
+  int32_t group;                   // panels of a group; the last group may have fewer
   int32_t offset[kMaxSlots];       // column of a full block's i-th stored panel, within the block
   int32_t tail_offset[kMaxSlots];  // the same for the last block when it is not full
   int64_t tail_column;
@@ -58,8 +68,11 @@ struct PanelMap {
     if (p >= full_panels) return tail_column + tail_offset[p - full_panels];
     return (p / per_block) * block_columns + offset[p % per_block];
   }
-  // Where panel p lies in the packed matrix of k rows, and the floats from one of its rows to the next.
-  constexpr int64_t offset_of(int64_t p, int64_t k) const { return p / group * group * kPanel * k + p % group * kPanel; }
+  // Where panel p lies in the packed matrix of k rows, and the floats from one of its rows to the
+  // next.
+  constexpr int64_t offset_of(int64_t p, int64_t k) const {
+    return p / group * group * kPanel * k + p % group * kPanel;
+  }
   constexpr int64_t row_stride(int64_t p) const {
     const int64_t left = count - p / group * group;
     return (left < group ? left : group) * kPanel;
@@ -74,7 +87,8 @@ struct PanelMap {
 };
 
 // Panels of weight_ih (slot_of = ih_slot) or weight_hh (hh_slot).
-constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell, const int* slot_of, int32_t group = kGroup) {
+constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell, const int* slot_of,
+                               int32_t group = kGroup) {
   PanelMap map{};
   map.block_columns = static_cast<int32_t>(layout.slots * kBlockUnits);
   bool used[kMaxSlots] = {};
@@ -95,7 +109,8 @@ constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell,
     int stored = 0;
     for (int64_t first = 0; first < layout.block_columns(last); first += kPanel) {
       bool any = false;
-      for (int64_t c = first; c < first + kPanel; ++c) any = any || (c / units < layout.slots && used[c / units]);
+      for (int64_t c = first; c < first + kPanel; ++c)
+        any = any || (c / units < layout.slots && used[c / units]);
       if (any) map.tail_offset[stored++] = static_cast<int32_t>(first);
     }
     map.count += stored;
@@ -103,7 +118,8 @@ constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell,
   return map;
 }
 
-// Panels of a matrix with plain columns (the projection, and the transposed products of the backward pass).
+// Panels of a matrix with plain columns (the projection, and the transposed products of the
+// backward pass).
 constexpr PanelMap plain_panels(int64_t columns, int32_t group = kGroup) {
   PanelMap map{};
   map.count = map.full_panels = ceil_div(columns, kPanel);

@@ -4,8 +4,8 @@
 
 namespace rnnpack {
 
-void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slot_of, const PanelMap& map, int64_t p,
-                const float* w, int64_t ld_w, const float** rows) {
+void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slot_of,
+                const PanelMap& map, int64_t p, const float* w, int64_t ld_w, const float** rows) {
   int gate_of[kMaxSlots] = {-1, -1, -1, -1};
   for (int g = 0; g < cell.gates; ++g) gate_of[slot_of[g]] = g;
   const int64_t column = map.column(p);
@@ -16,11 +16,13 @@ void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slo
     const int64_t slot = (first + j) / stored;
     const int64_t unit = (first + j) % stored;
     const bool real = slot < layout.slots && gate_of[slot] >= 0 && unit < layout.units(block);
-    rows[j] = real ? w + (gate_of[slot] * layout.hidden + block * kBlockUnits + unit) * ld_w : nullptr;
+    rows[j] =
+        real ? w + (gate_of[slot] * layout.hidden + block * kBlockUnits + unit) * ld_w : nullptr;
   }
 }
 
-void pack_bias(const GateLayout& layout, const CellTraits& cell, const float* bias_ih, const float* bias_hh, float* bias) {
+void pack_bias(const GateLayout& layout, const CellTraits& cell, const float* bias_ih,
+               const float* bias_hh, float* bias) {
   std::fill(bias, bias + layout.columns(), 0.0f);
   for (int64_t b = 0; b < layout.blocks(); ++b) {
     float* block = bias + layout.column(b);
