@@ -10,9 +10,10 @@ from torch.nn.modules.rnn import RNNCellBase
 
 from rnnpack import functional, ops
 from rnnpack.functional import Path
-from rnnpack.ops import CELL_INDEX, CELLS
+from rnnpack.ops import CELL_INDEX
 
 _UNBATCHED, _BATCHED = 1, 2  # dimensions of the input
+_LSTM = CELL_INDEX["lstm"]
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
@@ -59,7 +60,7 @@ class Cell(RNNCellBase):
         if len(weights) == 1:  # packed
             return None
         cell = CELL_INDEX[self._cell()]
-        has_cell_state = CELLS[cell].has_cell_state
+        has_cell_state = cell == _LSTM
         try:
             h_0, c_0 = functional.states_of(hx, has_cell_state=has_cell_state)
             bias = weights[2:] or (None, None)

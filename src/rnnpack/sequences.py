@@ -1,6 +1,5 @@
 """Checks of `lengths`."""
 
-
 from __future__ import annotations
 
 import torch

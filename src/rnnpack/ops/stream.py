@@ -46,4 +46,3 @@ class NativeStream:
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self._delete(self._handle)
-

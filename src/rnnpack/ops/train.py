@@ -91,9 +91,7 @@ def _train_backward(
         (gate_rows,),
         (out, hidden),
     ]
-    return tuple(
-        input.new_empty(size if wanted >> i & 1 else (0,)) for i, size in enumerate(sizes)
-    )
+    return tuple(input.new_empty(size if wanted >> i & 1 else (0,)) for i, size in enumerate(sizes))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
