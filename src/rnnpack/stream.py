@@ -36,6 +36,7 @@ class Stream:
         layers = len(packed)
         self._h = _empty(layers, batch_size, self._output_size).zero_()
         self._c = _empty(layers, batch_size, hidden_size).zero_() if has_cell_state else None
+        self._new_empty = self._h.new_empty  # float32 on the CPU, whatever torch's defaults are
         self._run = NativeStream(cell, sizes, batch_size, packed, self._h, self._c).run
         self._step_shapes = ((batch_size, self._input_size), (batch_size, self._output_size))
 
@@ -47,9 +48,14 @@ class Stream:
             TypeError: another dtype than float32, another device than the CPU.
         """
         shape, output_shape = self._step_shapes
-        if input.shape != shape or not _is_ready(input):
+        if (
+            input.shape != shape
+            or input.dtype is not torch.float32
+            or not input.is_cpu
+            or not input.is_contiguous()
+        ):
             input = self._checked(input, shape)
-        output = torch.empty(output_shape, dtype=torch.float32, device=_CPU)
+        output = self._new_empty(output_shape)
         self._run(1, input.data_ptr(), output.data_ptr())
         return output
 
@@ -57,7 +63,7 @@ class Stream:
         """Run several steps: [L, N, H_in] to [L, N, H_out]; L may be 0. Raises as `step` does."""
         steps = input.size(0) if input.dim() else 0
         input = self._checked(input, (steps, self._batch_size, self._input_size))
-        output = _empty(steps, self._batch_size, self._output_size)
+        output = self._new_empty((steps, self._batch_size, self._output_size))
         if steps > 0:
             self._run(steps, input.data_ptr(), output.data_ptr())
         return output
@@ -122,7 +128,3 @@ class Stream:
 def _empty(*size: int) -> Tensor:
     # Whatever torch's default dtype and device are: native code writes floats there.
     return torch.empty(size, dtype=torch.float32, device=_CPU)
-
-
-def _is_ready(input: Tensor) -> bool:
-    return input.dtype is torch.float32 and input.is_cpu and input.is_contiguous()
