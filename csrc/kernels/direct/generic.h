@@ -44,9 +44,6 @@ void direct_rows(int64_t k, const float* const* a, const float* w, int64_t ld_w,
     for (int q = 0; q < 4; ++q) weights[q] = w + (j + q < count ? j + q : count - 1) * ld_w;
     Vec sum[kRows][4] = {};
     for (int64_t kk = 0; kk < whole; kk += kLanes) {
-      // The rows that come next: four short streams at once are too many for the hardware to
-      // foresee.
-      for (int q = 0; q < 4; ++q) __builtin_prefetch(weights[q] + 4 * ld_w + kk);
       for (int i = 0; i < kRows; ++i) {
         const Vec x = load(row[i] + kk);
         for (int q = 0; q < 4; ++q) sum[i][q] = fma(x, load(weights[q] + kk), sum[i][q]);
