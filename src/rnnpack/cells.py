@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.modules.rnn import RNNCellBase
 
 from rnnpack import functional, ops
-from rnnpack.functional import Path
+from rnnpack.functional import Call, Path, cell_call
 from rnnpack.ops import CELL_INDEX
 
 _UNBATCHED, _BATCHED = 1, 2  # dimensions of the input
@@ -38,10 +38,8 @@ class Cell(RNNCellBase):
             result = self._run_op(input, hx)
             if result is not None:
                 return result
-        batched, h_0, c_0 = self._arguments(input, hx)
-        h, c = functional.run_cell(
-            self._cell(), self.hidden_size, batched, h_0, c_0, self._weights()
-        )
+        output, _, c_n = functional.run(self._call(input, hx))
+        h, c = output[0], None if c_n is None else c_n[0]
         if input.dim() == _UNBATCHED:
             h = h.squeeze(0)
             c = None if c is None else c.squeeze(0)
@@ -49,10 +47,7 @@ class Cell(RNNCellBase):
 
     def explain(self, input: Tensor, hx: Any = None) -> Path:
         """The path that `forward` takes for these arguments, and why."""
-        batched, h_0, c_0 = self._arguments(input, hx)
-        return functional.explain_cell(
-            self._cell(), self.hidden_size, batched, h_0, c_0, self._weights()
-        )
+        return functional.explain(self._call(input, hx))
 
     def _run_op(self, input: Tensor, hx: Any) -> Any:
         """The short way for the commonest call; None where the op refuses: `forward` says why."""
@@ -85,7 +80,8 @@ class Cell(RNNCellBase):
     def _name(self) -> str:
         return self._cell().partition("_")[0].upper() + "Cell"
 
-    def _arguments(self, input: Tensor, hx: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _call(self, input: Tensor, hx: Any) -> Call:
+        """One step as a sequence of one, checked as `torch.nn` does, in its words."""
         if not isinstance(input, Tensor):
             raise TypeError(
                 f"{self._name()}: expected input to be a Tensor, got {type(input).__name__}"
@@ -106,7 +102,8 @@ class Cell(RNNCellBase):
         for index, state in enumerate((h_0, c_0)):
             if state is not None:
                 self._check_state(input, state, index)
-        return input, h_0, c_0
+        weights = self._weights()
+        return cell_call(self._cell(), self.hidden_size, input, h_0, c_0, weights)
 
     def _check_state(self, input: Tensor, state: Tensor, index: int) -> None:
         if state.dim() != _BATCHED or state.size(0) != input.size(0):

@@ -10,6 +10,7 @@ The paths, best first:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -61,53 +62,88 @@ class Stack(NamedTuple):
 
 Weights: TypeAlias = list[Tensor]  # per layer and direction: ih, hh [, bias ih, bias hh] [, hr]
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]  # output, h_n, c_n (empty without a cell state)
-LayerFunction: TypeAlias = Callable[
-    [Stack, Tensor, Tensor | None, Tensor | None, Weights, Tensor | None, Tensor | None], Results
-]
+
+_WEIGHTS_WITH_BIAS = 4  # of one layer and direction: ih, hh, bias ih, bias hh
 
 
-def run(
-    stack: Stack,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-    lengths: Tensor | None = None,
-    batch_sizes: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Run a stack of layers; arguments are checked by the caller.
+class Call(NamedTuple):
+    """A stack and its tensors, checked by the caller.
 
-    Args:
-        stack: the layers.
-        input: [L, N, H_in], [N, L, H_in] if `stack.batch_first`, or [sum(batch_sizes), H_in].
-        h_0, c_0: [directions * layers, N, .]; None: zero.
-        weights: see `Weights`.
-        lengths: int64 [N] or None; excludes `batch_sizes`.
-        batch_sizes: int64 [L] of a packed sequence, or None.
-    Returns:
-        `(output, h_n, c_n)`; c_n is None for cells without a cell state.
+    input: [L, N, H_in], [N, L, H_in] if `stack.batch_first`, or [sum(batch_sizes), H_in].
+    h_0, c_0: [directions * layers, N, .]; None: zero. weights: see `Weights`.
+    lengths: int64 [N] or None; excludes batch_sizes, int64 [L] of a packed sequence, or None.
     """
-    path = choose(stack, input, h_0, c_0, weights, lengths, batch_sizes)
-    run_path = _PATHS[path]
-    compute, result = _precision(input)
+
+    stack: Stack
+    input: Tensor
+    h_0: Tensor | None
+    c_0: Tensor | None
+    weights: Weights
+    lengths: Tensor | None = None
+    batch_sizes: Tensor | None = None
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.stack.bidirectional else 1
+
+    @property
+    def has_cell_state(self) -> bool:
+        return CELLS[CELL_INDEX[self.stack.cell]].has_cell_state
+
+    def cast(self, dtype: torch.dtype) -> Call:
+        """The same call with its floating tensors in another dtype."""
+        return self._replace(
+            input=self.input.to(dtype),
+            h_0=None if self.h_0 is None else self.h_0.to(dtype),
+            c_0=None if self.c_0 is None else self.c_0.to(dtype),
+            weights=[w.to(dtype) if w.is_floating_point() else w for w in self.weights],
+        )
+
+    def layer(self, index: int, input: Tensor) -> Call:
+        """One layer of a time-major call, without the dropout before it."""
+        each = len(self.weights) // self.stack.num_layers
+        states = slice(index * self.directions, (index + 1) * self.directions)
+        return self._replace(
+            stack=self.stack._replace(num_layers=1, batch_first=False, dropout=0.0),
+            input=input,
+            h_0=None if self.h_0 is None else self.h_0[states],
+            c_0=None if self.c_0 is None else self.c_0[states],
+            weights=self.weights[index * each : (index + 1) * each],
+        )
+
+    def direction(self, d: int) -> TrainInputs:
+        """One direction of a call of one layer."""
+        each = len(self.weights) // self.directions
+        own = self.weights[d * each : (d + 1) * each]
+        bias_ih, bias_hh = own[2:4] if each >= _WEIGHTS_WITH_BIAS else (None, None)
+        return TrainInputs(
+            self.input,
+            None if self.h_0 is None else self.h_0[d],
+            None if self.c_0 is None else self.c_0[d],
+            own[0],
+            own[1],
+            bias_ih,
+            bias_hh,
+            own[-1] if self.stack.proj_size else None,
+            self.lengths,
+            self.batch_sizes,
+            CELL_INDEX[self.stack.cell],
+            d == 1,
+            self.stack.recompute,
+        )
+
+
+def run(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Run a stack of layers; returns `(output, h_n, c_n)`, c_n None without a cell state."""
+    run_path = _PATHS[choose(call)]
+    compute, result = _precision(call.input)
     if compute is None:
-        output, h_n, c_n = run_path(stack, input, h_0, c_0, weights, lengths, batch_sizes)
+        output, h_n, c_n = run_path(call)
     else:
         with torch.autocast("cpu", enabled=False):
-            output, h_n, c_n = run_path(
-                stack,
-                input.to(compute),
-                None if h_0 is None else h_0.to(compute),
-                None if c_0 is None else c_0.to(compute),
-                [
-                    weight.to(compute) if weight.is_floating_point() else weight
-                    for weight in weights
-                ],
-                lengths,
-                batch_sizes,
-            )
+            output, h_n, c_n = run_path(call.cast(compute))
         output, h_n, c_n = output.to(result), h_n.to(result), c_n.to(result)
-    return output, h_n, c_n if CELLS[CELL_INDEX[stack.cell]].has_cell_state else None
+    return output, h_n, c_n if call.has_cell_state else None
 
 
 def _precision(input: Tensor) -> tuple[torch.dtype | None, torch.dtype]:
@@ -155,30 +191,23 @@ def states_of(hx: Any, *, has_cell_state: bool) -> tuple[Any, Any]:
     return hx[0], hx[1]
 
 
-def needs_gradient(input: Tensor, h_0: Tensor | None, c_0: Tensor | None, weights: Weights) -> bool:
+def needs_gradient(call: Call) -> bool:
     """Grad mode is on and any of input, states, weights requires a gradient."""
     if not torch.is_grad_enabled():
         return False
-    if input.requires_grad or any(weight.requires_grad for weight in weights):
-        return True
-    return (h_0 is not None and h_0.requires_grad) or (c_0 is not None and c_0.requires_grad)
+    tensors = (call.input, call.h_0, call.c_0, *call.weights)
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def choose(
-    stack: Stack,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-    lengths: Tensor | None = None,
-    batch_sizes: Tensor | None = None,
-) -> str:
+def choose(call: Call) -> str:
     """The path's name; `explain` says why."""
-    if _transformed(input, weights):
+    input = call.input
+    if _transformed(input, call.weights):
         return "reference"
     if not _NATIVE or input.device.type not in _NATIVE_DEVICES or input.dtype not in _NATIVE_DTYPES:
-        return "torch" if _torch_can(stack, input, lengths) else "reference"
-    return "train" if needs_gradient(input, h_0, c_0, weights) else "infer"
+        seq_len = input.size(1 if call.stack.batch_first else 0)
+        return "torch" if call.lengths is None and seq_len > 0 else "reference"
+    return "train" if needs_gradient(call) else "infer"
 
 
 def _transformed(input: Tensor, weights: Weights) -> bool:
@@ -202,35 +231,22 @@ def _watches(tensor: Tensor) -> bool:
     )
 
 
-def _torch_can(stack: Stack, input: Tensor, lengths: Tensor | None) -> bool:
-    seq_len = input.size(1 if stack.batch_first else 0)
-    return lengths is None and seq_len > 0
-
-
-def explain(
-    stack: Stack,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-    lengths: Tensor | None = None,
-    batch_sizes: Tensor | None = None,
-) -> Path:
-    """The path that `run` takes for these arguments, and why."""
-    path = choose(stack, input, h_0, c_0, weights, lengths, batch_sizes)
+def explain(call: Call) -> Path:
+    """The path that `run` takes, and why."""
+    path = choose(call)
     if path in ("torch", "reference"):
-        return Path(path, _why_not_native(path, input, weights))
+        return Path(path, _why_not_native(path, call.input, call.weights))
     if path == "train":
         return Path(
             path, "a gradient is needed: grad mode is on and input, states or weights require it"
         )
-    if weights[0].dtype == torch.uint8:
+    if call.weights[0].dtype == torch.uint8:
         return Path("packed", "the layer holds packed weights")
-    if stack.dropout > 0 and stack.num_layers > 1:
+    if call.stack.dropout > 0 and call.stack.num_layers > 1:
         return Path(
             "infer", "no gradient is needed; dropout between layers makes it one op a layer"
         )
-    rows = input.size(0) if batch_sizes is not None else input.size(0) * input.size(1)
+    rows = math.prod(call.input.shape[:-1])
     if is_direct(rows):
         return Path(
             "infer-direct",
@@ -256,24 +272,12 @@ def _why_not_native(path: str, input: Tensor, weights: Weights) -> str:
     return why
 
 
-def _infer(
-    stack: Stack,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-    lengths: Tensor | None,
-    batch_sizes: Tensor | None,
-) -> Results:
+def _infer(call: Call) -> Results:
+    stack = call.stack
     if stack.dropout > 0 and stack.num_layers > 1:
-        return _layer_by_layer(_infer, stack, input, h_0, c_0, weights, lengths, batch_sizes)
+        return _layer_by_layer(_infer, call)
     return ops.infer(  # type: ignore[no-any-return]
-        input,
-        h_0,
-        c_0,
-        weights,
-        lengths,
-        batch_sizes,
+        *call[1:],
         CELL_INDEX[stack.cell],
         stack.num_layers,
         stack.hidden_size,
@@ -283,188 +287,92 @@ def _infer(
     )
 
 
-def _train(
-    stack: Stack,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-    lengths: Tensor | None,
-    batch_sizes: Tensor | None,
-) -> Results:
-    layer = _each_direction(ops.train)
-    return _layer_by_layer(layer, stack, input, h_0, c_0, weights, lengths, batch_sizes)
+def _train(call: Call) -> Results:
+    return _layer_by_layer(lambda layer: _each_direction(ops.train, layer), call)
 
 
-def _reference(
-    stack: Stack,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-    lengths: Tensor | None,
-    batch_sizes: Tensor | None,
-) -> Results:
-    layer = _each_direction(reference_train)
-    return _layer_by_layer(layer, stack, input, h_0, c_0, weights, lengths, batch_sizes)
+def _reference(call: Call) -> Results:
+    return _layer_by_layer(lambda layer: _each_direction(reference_train, layer), call)
 
 
-def _torch(
-    stack: Stack,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-    lengths: Tensor | None,
-    batch_sizes: Tensor | None,
-) -> Results:
+def _torch(call: Call) -> Results:
     """Torch's own kernel, weights handed over as they are."""
-    directions = 2 if stack.bidirectional else 1
-    stacks = stack.num_layers * directions
-    each = len(weights) // stacks
+    stack, input, h_0, c_0, weights, _, batch_sizes = call
+    stacks = stack.num_layers * call.directions
     if batch_sizes is not None:
         batch = int(batch_sizes[0])
     else:
         batch = input.size(0 if stack.batch_first else 1)
     if h_0 is None:
         h_0 = input.new_zeros((stacks, batch, stack.proj_size or stack.hidden_size))
-    has_cell_state = CELLS[CELL_INDEX[stack.cell]].has_cell_state
-    if c_0 is None and has_cell_state:
+    if c_0 is None and call.has_cell_state:
         c_0 = input.new_zeros((stacks, batch, stack.hidden_size))
-    hx = [h_0, c_0] if has_cell_state else h_0
+    hx = [h_0, c_0] if call.has_cell_state else h_0
     kernel = getattr(torch._VF, stack.cell)
-    options = (each >= _WEIGHTS_WITH_BIAS, stack.num_layers, stack.dropout, stack.dropout > 0)
+    bias = len(weights) // stacks >= _WEIGHTS_WITH_BIAS
+    options = (bias, stack.num_layers, stack.dropout, stack.dropout > 0, stack.bidirectional)
     if batch_sizes is not None:
-        result = kernel(input, batch_sizes, hx, weights, *options, stack.bidirectional)
+        result = kernel(input, batch_sizes, hx, weights, *options)
     else:
-        result = kernel(input, hx, weights, *options, stack.bidirectional, stack.batch_first)
-    return result if has_cell_state else (*result, input.new_empty((0,)))
+        result = kernel(input, hx, weights, *options, stack.batch_first)
+    return result if call.has_cell_state else (*result, input.new_empty((0,)))
 
 
-_PATHS: dict[str, LayerFunction] = {
+_PATHS: dict[str, Callable[[Call], Results]] = {
     "infer": _infer,
     "train": _train,
     "torch": _torch,
     "reference": _reference,
 }
-_WEIGHTS_WITH_BIAS = 4  # of one layer and direction: ih, hh, bias ih, bias hh
 
 
-def _layer_by_layer(
-    run_layer: LayerFunction,
-    stack: Stack,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-    lengths: Tensor | None,
-    batch_sizes: Tensor | None,
-) -> Results:
+def _layer_by_layer(run_layer: Callable[[Call], Results], call: Call) -> Results:
     """Each layer's output, through dropout, is the next one's input; all time-major."""
-    transposed = stack.batch_first and batch_sizes is None
-    if transposed:
-        input = input.transpose(0, 1)
-    directions = 2 if stack.bidirectional else 1
-    each = len(weights) // stack.num_layers
-    one = stack._replace(num_layers=1, batch_first=False, dropout=0.0)
+    stack = call.stack
+    transposed = stack.batch_first and call.batch_sizes is None
+    output = call.input.transpose(0, 1) if transposed else call.input
     h_n, c_n = [], []
     for index in range(stack.num_layers):
         if index > 0 and stack.dropout > 0:
-            input = torch.nn.functional.dropout(input, stack.dropout)
-        states = slice(index * directions, (index + 1) * directions)
-        input, h, c = run_layer(
-            one,
-            input,
-            None if h_0 is None else h_0[states],
-            None if c_0 is None else c_0[states],
-            weights[index * each : (index + 1) * each],
-            lengths,
-            batch_sizes,
-        )
+            output = torch.nn.functional.dropout(output, stack.dropout)
+        output, h, c = run_layer(call.layer(index, output))
         h_n.append(h)
         c_n.append(c)
-    return input.transpose(0, 1) if transposed else input, _join(h_n), _join(c_n)
+    return output.transpose(0, 1) if transposed else output, _join(h_n), _join(c_n)
 
 
 def _join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _each_direction(run_direction: Callable[[TrainInputs], tuple[Tensor, ...]]) -> LayerFunction:
+def _each_direction(
+    run_direction: Callable[[TrainInputs], tuple[Tensor, ...]], call: Call
+) -> Results:
     """A layer made of one direction, or of two whose outputs lie side by side."""
-
-    def run_layer(
-        stack: Stack,
-        input: Tensor,
-        h_0: Tensor | None,
-        c_0: Tensor | None,
-        weights: Weights,
-        lengths: Tensor | None,
-        batch_sizes: Tensor | None,
-    ) -> Results:
-        directions = 2 if stack.bidirectional else 1
-        each = len(weights) // directions
-        outputs, h_n, c_n = [], [], []
-        for d in range(directions):
-            own = weights[d * each : (d + 1) * each]
-            bias_ih, bias_hh = own[2:4] if each >= _WEIGHTS_WITH_BIAS else (None, None)
-            inputs = TrainInputs(
-                input,
-                None if h_0 is None else h_0[d],
-                None if c_0 is None else c_0[d],
-                own[0],
-                own[1],
-                bias_ih,
-                bias_hh,
-                own[-1] if stack.proj_size else None,
-                lengths,
-                batch_sizes,
-                CELL_INDEX[stack.cell],
-                d == 1,
-                stack.recompute,
-            )
-            output, h, *c = run_direction(inputs)
-            outputs.append(output)
-            h_n.append(h)
-            c_n.extend(c)
-        output = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-        c_all = torch.stack(c_n) if c_n else input.new_empty((0,))
-        return output, torch.stack(h_n), c_all
-
-    return run_layer
+    outputs, h_n, c_n = [], [], []
+    for d in range(call.directions):
+        output, h, *c = run_direction(call.direction(d))
+        outputs.append(output)
+        h_n.append(h)
+        c_n.extend(c)
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+    c_all = torch.stack(c_n) if c_n else output.new_empty((0,))
+    return output, torch.stack(h_n), c_all
 
 
-def run_cell(
+def cell_call(
     cell: str,
     hidden_size: int,
     input: Tensor,
     h_0: Tensor | None,
     c_0: Tensor | None,
     weights: Weights,
-) -> tuple[Tensor, Tensor | None]:
-    """One step: input [N, H_in], states [N, hidden] to h and c (None without a cell state)."""
-    arguments = _cell_as_stack(cell, hidden_size, input, h_0, c_0)
-    output, _, c_n = run(*arguments, weights)
-    return output[0], None if c_n is None else c_n[0]
-
-
-def explain_cell(
-    cell: str,
-    hidden_size: int,
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weights: Weights,
-) -> Path:
-    """The path that a cell takes for these arguments, and why."""
-    return explain(*_cell_as_stack(cell, hidden_size, input, h_0, c_0), weights)
-
-
-def _cell_as_stack(
-    cell: str, hidden_size: int, input: Tensor, h_0: Tensor | None, c_0: Tensor | None
-) -> tuple[Stack, Tensor, Tensor | None, Tensor | None]:
-    stack = Stack(cell, 1, hidden_size, 0, False, False, 0.0, False)
-    sequence = input.unsqueeze(0)
-    h_sequence = None if h_0 is None else h_0.unsqueeze(0)
-    c_sequence = None if c_0 is None else c_0.unsqueeze(0)
-    return stack, sequence, h_sequence, c_sequence
+) -> Call:
+    """One step of a cell module, input [N, H_in] and states [N, hidden], as a sequence of one."""
+    return Call(
+        Stack(cell, 1, hidden_size, 0, False, False, 0.0, False),
+        input.unsqueeze(0),
+        None if h_0 is None else h_0.unsqueeze(0),
+        None if c_0 is None else c_0.unsqueeze(0),
+        weights,
+    )

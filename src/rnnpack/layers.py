@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from rnnpack import functional, ops
 from rnnpack.derived import refresh
-from rnnpack.functional import Path, Stack
+from rnnpack.functional import Call, Path, Stack
 from rnnpack.ops import CELL_INDEX, CELLS, library_status, pack_weights
 from rnnpack.sequences import check_lengths
 from rnnpack.stream import Stream
@@ -125,10 +125,9 @@ class Recurrent(torch.nn.RNNBase):
             result = self._run_op(input, hx)
             if result is not None:
                 return result
-        data, h_0, c_0, weights, batch_sizes = self._arguments(input, hx, lengths)
-        output, h_n, c_n = functional.run(
-            self._stack(), data, h_0, c_0, weights, lengths, batch_sizes
-        )
+        call = self._call(input, hx, lengths)
+        batch_sizes = call.batch_sizes
+        output, h_n, c_n = functional.run(call)
         if batch_sizes is not None:
             if input.unsorted_indices is not None:
                 h_n = h_n.index_select(1, input.unsorted_indices)
@@ -174,8 +173,7 @@ class Recurrent(torch.nn.RNNBase):
 
     def explain(self, input: Any, hx: Any = None, *, lengths: Tensor | None = None) -> Path:
         """The path that `forward` takes for these arguments, and why."""
-        data, h_0, c_0, weights, batch_sizes = self._arguments(input, hx, lengths)
-        return functional.explain(self._stack(), data, h_0, c_0, weights, lengths, batch_sizes)
+        return functional.explain(self._call(input, hx, lengths))
 
     def _stack(self) -> Stack:
         return Stack(
@@ -229,10 +227,8 @@ class Recurrent(torch.nn.RNNBase):
     def _state(h_n: Tensor, c_n: Tensor | None) -> Any:
         return h_n if c_n is None else (h_n, c_n)
 
-    def _arguments(
-        self, input: Any, hx: Any, lengths: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor], Tensor | None]:
-        """Input and states as the engine takes them, checked as `torch.nn` does, in its words."""
+    def _call(self, input: Any, hx: Any, lengths: Tensor | None) -> Call:
+        """The call as the engine takes it, checked as `torch.nn` does, in its words."""
         h_0, c_0 = self._split_state(hx)
         weights = self._flat_weights
         batch_sizes = None
@@ -263,7 +259,7 @@ class Recurrent(torch.nn.RNNBase):
         if lengths is not None:
             time, batch = (1, 0) if self.batch_first else (0, 1)
             check_lengths(lengths, data.size(time), data.size(batch))
-        return data, h_0, c_0, weights, batch_sizes
+        return Call(self._stack(), data, h_0, c_0, weights, lengths, batch_sizes)
 
     def _batched(
         self, input: Any, h_0: Tensor | None, c_0: Tensor | None, lengths: Tensor | None
