@@ -11,9 +11,8 @@ namespace rnnpack::ops {
 
 namespace {
 
-// Up to so many rows (steps * batch) packing does not pay: benchmarks/README.md, "direct or
-// packed".
-constexpr int64_t kDirectRows = 8;
+// Up to so many rows (steps * batch) packing does not pay: docs/performance.md, "Direct or packed".
+constexpr int64_t kDirectRows = 16;
 
 // One layer and direction's share of the op's weight list.
 WeightTensors unpack_list(const std::vector<Tensor>& weights, size_t first, size_t each) {

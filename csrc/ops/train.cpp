@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/engine.h"
+#include "ops/infer.h"
 #include "ops/sequence.h"
 #include "ops/weights.h"
 
@@ -40,6 +41,8 @@ struct Layer {
     problem.weights = &weights;
     problem.h_0 = state(h_0, "h_0", shape.output());
     problem.c_0 = state(c_0, "c_0", shape.hidden);
+    // As `infer` does, so that a call has the same bits with and without a gradient.
+    problem.direct = is_direct(problem.rows.total());
     choose_groups(kernels(), problem);
   }
 
