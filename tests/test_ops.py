@@ -49,6 +49,7 @@ class Spec:
     batch_first: bool = False
     reverse: bool = False
     recompute: bool = False
+    dtype: torch.dtype | None = None  # in which weights are kept or multiplied
 
     @property
     def code(self) -> int:
@@ -116,7 +117,7 @@ def ordered(name: str, arguments: Arguments) -> tuple[Any, ...]:
 
 
 def pack_arguments(spec: Spec) -> Arguments:
-    return {"cell": spec.code, **spec.weights(spec.input_size)}
+    return {"cell": spec.code, **spec.weights(spec.input_size), "dtype": spec.dtype}
 
 
 def check_packed_arguments(spec: Spec) -> Arguments:
@@ -131,7 +132,7 @@ def infer_arguments(spec: Spec) -> Arguments:
         size = spec.input_size if stack < directions else directions * spec.out
         own = spec.weights(size)
         if spec.packed:
-            weights.append(call("pack", {"cell": spec.code, **own}))
+            weights.append(call("pack", {"cell": spec.code, **own, "dtype": spec.dtype}))
         else:
             weights += [weight for weight in own.values() if weight is not None]
     return {
@@ -168,6 +169,7 @@ def train_arguments(spec: Spec) -> Arguments:
         "cell": spec.code,
         "reverse": spec.reverse,
         "recompute": spec.recompute,
+        "dtype": spec.dtype,
     }
 
 
@@ -206,6 +208,8 @@ SINGLE = [
     Spec("lstm", proj_size=4, form="batch_sizes", recompute=True),
     Spec("lstm", states=False),
     Spec("gru", states=False, hidden_size=17, form="lengths"),
+    Spec("lstm", proj_size=4, dtype=torch.bfloat16),
+    Spec("gru", hidden_size=17, form="lengths", dtype=torch.float16, recompute=True),
 ]
 STACKS = [
     Spec(cell, num_layers=2, bidirectional=True, form=form, batch_first=form != "batch_sizes")
@@ -214,6 +218,8 @@ STACKS = [
 ] + [
     Spec("lstm", num_layers=2, proj_size=4, packed=True),
     Spec("gru", num_layers=2, packed=True, form="lengths", states=False),
+    Spec("lstm", num_layers=2, proj_size=4, packed=True, dtype=torch.bfloat16),
+    Spec("gru", packed=True, dtype=torch.float16),
     Spec("rnn_relu", steps=1, batch=1, states=False, bias=False),
 ]
 
@@ -277,10 +283,12 @@ def test_layout_in_python_is_the_native_one(name: str) -> None:
     for hidden in SIZES:
         sizes = {0} if name != "lstm" else {0, *(size for size in (1, 16, hidden // 2, hidden - 1))}
         for proj_size in (size for size in sizes if size < hidden):
-            spec = Spec(name, input_size=hidden % 7, hidden_size=hidden, proj_size=proj_size)
-            packed = call("pack", pack_arguments(spec))
-            assert packed.dtype == torch.uint8
-            assert packed.numel() == layout.packed_bytes(code, hidden % 7, hidden, proj_size), spec
+            sizes_of = (hidden % 7, hidden, proj_size)
+            for dtype in layout.DTYPE_INDEX:
+                spec = Spec(name, *sizes_of, dtype=dtype)
+                packed = call("pack", pack_arguments(spec))
+                assert packed.dtype == torch.uint8
+                assert packed.numel() == layout.packed_bytes(code, *sizes_of, dtype), spec
         for recompute in (False, True):
             spec = Spec(
                 name,
@@ -309,7 +317,7 @@ def test_packed_weights_give_the_bits_of_plain_ones(name: str, form: str) -> Non
             each = len(plain["weights"]) // 4
             groups = [plain["weights"][i : i + each] for i in range(0, 4 * each, each)]
             packed = [
-                call("pack", {"cell": spec.code, "weight_hr": None}
+                call("pack", {"cell": spec.code, "weight_hr": None, "dtype": None}
                      | dict(zip(spec.weights(1), group, strict=False)))
                 for group in groups
             ]  # fmt: skip

@@ -45,13 +45,13 @@ struct GroupScratch {
 };
 
 struct Scratch {
-  float* packed;     // forward weights, when gates are rebuilt
-  float* weight_hh;  // panels of weight_hh by its columns: k = gates * hidden
-  float* weight_hr;  // panels of weight_hr by its columns: k = projection
-  float* dh;         // [count, padded outputs]
-  float* dc;         // [count, padded units]
-  float* c_0;        // [count, padded units]
-  float* zeros;      // max(outputs, units), padded
+  void* packed;     // forward weights, when gates are rebuilt
+  void* weight_hh;  // panels of weight_hh by its columns: k = gates * hidden
+  void* weight_hr;  // panels of weight_hr by its columns: k = projection
+  float* dh;        // [count, padded outputs]
+  float* dc;        // [count, padded units]
+  float* c_0;       // [count, padded units]
+  float* zeros;     // max(outputs, units), padded
   ChunkGradients chunk;
   GroupScratch* groups;
   MemberScratch* members;
@@ -71,11 +71,9 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
   const int64_t chunk_rows = gradient_chunk_steps(p) * rows;
 
   Scratch s{};
-  if (b.recompute()) s.packed = arena.take<float>(shape.packed_floats());
-  s.weight_hh =
-      arena.take<float>(plain_panels(p.output_size(), p.hh_group).floats(gate_columns(p)));
-  if (p.projection > 0)
-    s.weight_hr = arena.take<float>(plain_panels(p.hidden, p.hh_group).floats(p.projection));
+  if (b.recompute()) s.packed = arena.take<char>(shape.packed_bytes());
+  s.weight_hh = arena.take<char>(p.hh_columns(p.output_size()).bytes(gate_columns(p)));
+  if (p.projection > 0) s.weight_hr = arena.take<char>(p.hh_columns(p.hidden).bytes(p.projection));
   s.dh = arena.take<float>(p.rows.count * outputs);
   if (has_cell_state) {
     s.dc = arena.take<float>(p.rows.count * units);
@@ -150,11 +148,12 @@ class Member {
     const LayerWeights& w = p_.weights[0];
     if (b_.recompute())
       pack_share(pass_.kernels, shape_, w, plan_.threads, index_, scratch_.packed);
-    pack_columns_share(pass_.kernels, w.weight_hh, w.ld_hh, gate_columns(p_), p_.output_size(),
-                       p_.hh_group, plan_.threads, index_, scratch_.weight_hh);
+    pack_columns_share(pass_.kernels,
+                       {w.weight_hh, w.dtype, w.ld_hh, gate_columns(p_), p_.output_size()},
+                       p_.storage, p_.hh_group, plan_.threads, index_, scratch_.weight_hh);
     if (p_.projection > 0) {
-      pack_columns_share(pass_.kernels, w.weight_hr, w.ld_hr, p_.projection, p_.hidden, p_.hh_group,
-                         plan_.threads, index_, scratch_.weight_hr);
+      pack_columns_share(pass_.kernels, {w.weight_hr, w.dtype, w.ld_hr, p_.projection, p_.hidden},
+                         p_.storage, p_.hh_group, plan_.threads, index_, scratch_.weight_hr);
     }
     gradients_.start();
     scratch_.team_barrier->wait();
@@ -293,8 +292,8 @@ class Member {
     group_.step_barrier->wait();
 
     const Range own = own_output_panels();
-    multiply(pass_.kernels.gemm, active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh,
-             plain_panels(p_.output_size(), p_.hh_group), own.first, own.last, nullptr, mine_.dh);
+    multiply(pass_.gemm(), active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh,
+             p_.hh_columns(p_.output_size()), own.first, own.last, nullptr, mine_.dh);
   }
 
   // dh of the projected state to dh of the cell's own: dh_total = dh + grad_output, then the
@@ -310,9 +309,9 @@ class Member {
                 mine_.dh[i] + own_output_panels().last * kPanel, 0.0f);
     }
     group_.step_barrier->wait();
-    multiply(pass_.kernels.gemm, active, p_.projection, mine_.dh_total, scratch_.weight_hr,
-             plain_panels(p_.hidden, p_.hh_group), pass_.blocks.first, pass_.blocks.last,
-             scratch_.zeros, mine_.dhidden);
+    multiply(pass_.gemm(), active, p_.projection, mine_.dh_total, scratch_.weight_hr,
+             p_.hh_columns(p_.hidden), pass_.blocks.first, pass_.blocks.last, scratch_.zeros,
+             mine_.dhidden);
   }
 
   const BackwardProblem& b_;

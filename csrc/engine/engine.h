@@ -9,10 +9,10 @@
 
 namespace rnnpack {
 
-// Packs one layer and direction. packed: shape.packed_floats() floats, cache-line aligned, all
-// written.
+// Packs one layer and direction. packed: shape.packed_bytes(), cache-line aligned; what pads the
+// parts to cache lines is not written.
 void pack_layer(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights,
-                float* packed);
+                void* packed);
 
 // Sets the groups of weights that a call packs for itself: as wide as the tiles that will read
 // them.

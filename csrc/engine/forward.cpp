@@ -32,7 +32,7 @@ struct MemberScratch {
 };
 
 struct Scratch {
-  float** packed;           // [layers * directions] packed weights made by this call
+  void** packed;            // [layers * directions] packed weights made by this call
   float* between[2];        // outputs of inner layers, in turn
   float* c_state;           // [layers * directions, count, padded units]
   float* zeros;             // one absent initial hidden state
@@ -51,14 +51,13 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   const int64_t chunk_rows = plan.chunk_steps * rows;
   const int64_t padded_projection = round_up(p.projection, kPanel);
 
-  s.packed = arena.take<float*>(stacks);
+  s.packed = arena.take<void*>(stacks);
   for (int64_t i = 0; i < stacks; ++i) {
     const LayerShape shape = p.shape(i / p.directions);
     // Direct products need the bias by slot all the same: the head of the packed form.
     const bool made_here = p.weights[i].packed == nullptr;
-    float* packed = made_here
-                        ? arena.take<float>(p.direct ? shape.ih_offset() : shape.packed_floats())
-                        : nullptr;
+    void* packed =
+        made_here ? arena.take<char>(p.direct ? shape.ih_offset() : shape.packed_bytes()) : nullptr;
     if (!measure) s.packed[i] = packed;
   }
   if (p.layers > 1) {
@@ -147,7 +146,8 @@ class Member {
       if (!p_.direct) {
         pack_share(pass_.kernels, shape, w, plan_.threads, index_, scratch_.packed[i]);
       } else if (index_ == 0) {
-        pack_bias(shape.gates(), traits(shape.cell), w.bias_ih, w.bias_hh, scratch_.packed[i]);
+        pack_bias(shape.gates(), traits(shape.cell), w.bias_ih, w.bias_hh,
+                  static_cast<float*>(scratch_.packed[i]));
       }
     }
     scratch_.team_barrier->wait();
@@ -191,7 +191,7 @@ class Member {
     const bool reverse = p_.reversed(d);
     const LayerShape shape = p_.shape(layer);
     const LayerWeights& w = p_.weights[stack];
-    const float* packed = w.packed != nullptr ? w.packed : scratch_.packed[stack];
+    const void* packed = w.packed != nullptr ? w.packed : scratch_.packed[stack];
 
     const int64_t rows =
         pass_.gather_rows(input, reverse, first, last, mine_.a, mine_.c,
@@ -207,7 +207,7 @@ class Member {
     }
   }
 
-  void run_step(const LayerShape& shape, const LayerWeights& w, const float* packed, int64_t stack,
+  void run_step(const LayerShape& shape, const LayerWeights& w, const void* packed, int64_t stack,
                 bool reverse, int64_t s, int64_t active, float* const* gates,
                 const SequenceView& output) {
     const bool projected = p_.projection > 0;
@@ -237,7 +237,7 @@ class Member {
     }
   }
 
-  void project(const LayerShape& shape, const LayerWeights& w, const float* packed, bool reverse,
+  void project(const LayerShape& shape, const LayerWeights& w, const void* packed, bool reverse,
                int64_t s, int64_t active, const SequenceView& output) {
     lane_.step_barrier->wait();  // all blocks of `hidden` are there
     const int64_t width = round_up(p_.projection, kPanel);
@@ -245,12 +245,12 @@ class Member {
     const Range own = pass_.own_outputs();
     if (p_.direct) {
       if (own.first < own.last) {
-        pass_.kernels.direct(active, p_.hidden, mine_.h, w.weight_hr + own.first * w.ld_hr, w.ld_hr,
-                             own.last - own.first, scratch_.projection_start, own.first,
-                             mine_.projected);
+        pass_.direct(w)(
+            active, p_.hidden, mine_.h, element(w.weight_hr, w.dtype, own.first * w.ld_hr), w.ld_hr,
+            own.last - own.first, scratch_.projection_start, own.first, mine_.projected);
       }
     } else {
-      multiply(pass_.kernels.gemm, active, p_.hidden, mine_.h, packed + shape.hr_offset(),
+      multiply(pass_.gemm(), active, p_.hidden, mine_.h, pass_.part(packed, shape.hr_offset()),
                shape.hr_panels(), pass_.projection_panels.first, pass_.projection_panels.last,
                scratch_.projection_start, mine_.projected);
     }

@@ -8,13 +8,9 @@ namespace rnnpack {
 
 namespace {
 
-constexpr int64_t kGradientBlock = 128;  // rows summed in one accumulator
+constexpr int64_t kGradientBlock = 128;        // rows summed in one accumulator
+constexpr int kFloats = index(DType::kFloat);  // both factors of a weight gradient
 
-// Neighbouring slots that take the input's product, in gate order: all of them, or for GRU r and z,
-// then n.
-struct SlotRun {
-  int64_t slot, first_gate, gates;
-};
 int slot_runs(const CellTraits& cell, SlotRun* runs) {
   int count = 0;
   for (int g = 0; g < cell.gates; ++g) {
@@ -73,8 +69,7 @@ GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int th
   s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh != nullptr,
                      b.grad_bias_hh != nullptr);
   s.hr = take_totals(arena, p.projection, p.hidden, b.grad_weight_hr != nullptr, false);
-  if (b.grad_input.data != nullptr)
-    s.weight_ih = arena.take<float>(plain_panels(p.input_size, p.ih_group).floats(gate_rows));
+  if (b.grad_input.data != nullptr) s.weight_ih = arena.take<char>(p.ih_columns().bytes(gate_rows));
   s.ones = arena.take<float>(kGradientBlock);
   s.members = arena.take<GradientMember>(threads);
   const int64_t own_rows = ceil_div(std::max(gate_rows, p.projection), threads) + 1;
@@ -84,7 +79,7 @@ GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int th
     m.right = arena.take<float>(kGradientBlock * widest);
     if (b.grad_input.data != nullptr) m.input = arena.take<float>(kGradientBlock * input_columns);
     m.a = arena.take<const float*>(std::max(own_rows, kGradientBlock));
-    m.source = arena.take<const float*>(2 * kGradientBlock);
+    m.source = arena.take<const void*>(2 * kGradientBlock);
     m.c = arena.take<float*>(std::max(own_rows, 2 * kGradientBlock));
     if (!measure) s.members[i] = m;
   }
@@ -107,15 +102,21 @@ void Gradients::start() const {
   for (int i = 0; i < count; ++i) {
     const int64_t first = runs[i].first_gate * p_.hidden;
     const LayerWeights& w = p_.weights[0];
-    pack_columns_share(kernels_, w.weight_ih + first * w.ld_ih, w.ld_ih, runs[i].gates * p_.hidden,
-                       p_.input_size, p_.ih_group, threads_, index_,
-                       scratch_.weight_ih + plain_panels(p_.input_size, p_.ih_group).floats(first));
+    pack_columns_share(kernels_,
+                       {element(w.weight_ih, w.dtype, first * w.ld_ih), w.dtype, w.ld_ih,
+                        runs[i].gates * p_.hidden, p_.input_size},
+                       p_.storage, p_.ih_group, threads_, index_, run_panels(runs[i]));
   }
 }
 
+void* Gradients::run_panels(const SlotRun& run) const {
+  // The runs before it have an even number of rows together, where there are any: r and z.
+  return static_cast<char*>(scratch_.weight_ih) + p_.ih_columns().bytes(run.first_gate * p_.hidden);
+}
+
 void Gradients::add_chunk(int64_t first, int64_t last) const {
-  const float** inputs = mine_.source;
-  const float** states = mine_.source + kGradientBlock;
+  const void** inputs = mine_.source;
+  const void** states = mine_.source + kGradientBlock;
   float** outputs = mine_.c + kGradientBlock;
   int64_t block = 0, place = 0;
   const auto flush = [&] {
@@ -137,13 +138,13 @@ void Gradients::add_chunk(int64_t first, int64_t last) const {
   flush();
 }
 
-void Gradients::add_block(int64_t first_row, int64_t rows, const float* const* inputs,
-                          const float* const* states) const {
+void Gradients::add_block(int64_t first_row, int64_t rows, const void* const* inputs,
+                          const void* const* states) const {
   const CellTraits& cell = traits(p_.cell);
   add_weight(scratch_.ih, cell.ih_slot, first_row, rows, chunk_.dgates, chunk_.gate_width, inputs);
   add_weight(scratch_.hh, cell.hh_slot, first_row, rows, chunk_.dgates, chunk_.gate_width, states);
   if (scratch_.hr.totals == nullptr) return;
-  const float* hidden[kGradientBlock];
+  const void* hidden[kGradientBlock];
   for (int64_t i = 0; i < rows; ++i) hidden[i] = chunk_.hidden_row(first_row + i);
   constexpr int kOneSlot[1] = {0};
   add_weight(scratch_.hr, kOneSlot, first_row, rows, chunk_.dh_total, chunk_.projection, hidden);
@@ -151,10 +152,13 @@ void Gradients::add_block(int64_t first_row, int64_t rows, const float* const* i
 
 void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row,
                            int64_t rows, const float* left, int64_t ld_left,
-                           const float* const* right) const {
+                           const void* const* right) const {
   if (weight.totals == nullptr && weight.bias == nullptr) return;
   const Range own = share(weight.rows, threads_, index_);
   const bool gates = &weight != &scratch_.hr;
+  const PackRows pack_rows = kernels_.pack_rows[kFloats][kFloats];
+  const PackColumns pack_columns = kernels_.pack_columns[kFloats][kFloats];
+  const DirectKernel direct = kernels_.direct[kFloats][kFloats];
   const int64_t slot_width = gates ? p_.hidden : weight.rows;
 
   // Own columns of `left`, transposed: row j of the weight becomes a row of `rows` floats.
@@ -163,11 +167,10 @@ void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64
     const int64_t end = std::min((gate + 1) * slot_width, own.last);
     const float* from = left + first_row * ld_left + slot_of[gate] * slot_width + j % slot_width;
     for (int64_t i = 0; i < rows; i += kPanel) {
-      const float* source[kPanel];
+      const void* source[kPanel];
       for (int64_t q = 0; q < kPanel; ++q)
         source[q] = i + q < rows ? from + (i + q) * ld_left : nullptr;
-      kernels_.pack_rows(end - j, source, mine_.left + (j - own.first) * kGradientBlock + i,
-                         kGradientBlock);
+      pack_rows(end - j, source, mine_.left + (j - own.first) * kGradientBlock + i, kGradientBlock);
     }
     j = end;
   }
@@ -177,8 +180,9 @@ void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64
   if (weight.totals != nullptr) {
     const PanelMap map = plain_panels(weight.columns, p_.ih_group);
     for (int64_t p = 0; p < map.count; ++p) {
-      kernels_.pack_columns(rows, right, weight.columns, p, mine_.right + map.offset_of(p, rows),
-                            map.row_stride(p));
+      pack_columns(rows, right, weight.columns, p,
+                   reinterpret_cast<char*>(mine_.right) + map.offset_of(p, rows),
+                   map.row_stride(p));
     }
     const int64_t width = round_up(weight.columns, kPanel);
     // Row pointers of the totals share their array with outputs[] of add_chunk, which lie past the
@@ -186,15 +190,15 @@ void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64
     for (int64_t j = 0; j < count; j += kGradientBlock) {
       const int64_t batch = std::min(kGradientBlock, count - j);
       for (int64_t q = 0; q < batch; ++q) mine_.c[q] = weight.totals + (own.first + j + q) * width;
-      multiply(kernels_.gemm, batch, rows, mine_.a + j, mine_.right, map, 0, map.count, nullptr,
-               mine_.c);
+      multiply(kernels_.gemm[kFloats], batch, rows, mine_.a + j, mine_.right, map, 0, map.count,
+               nullptr, mine_.c);
     }
   }
   if (weight.bias != nullptr) {
     for (int64_t j = 0; j < count; j += kGradientBlock) {
       const int64_t batch = std::min(kGradientBlock, count - j);
       for (int64_t q = 0; q < batch; ++q) mine_.c[q] = weight.bias + (own.first + j + q) * 4;
-      kernels_.direct(batch, rows, mine_.a + j, scratch_.ones, 0, 1, nullptr, 0, mine_.c);
+      direct(batch, rows, mine_.a + j, scratch_.ones, 0, 1, nullptr, 0, mine_.c);
     }
   }
 }
@@ -205,7 +209,7 @@ void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs
   const int64_t count = own.last - own.first;
   SlotRun runs[kMaxGates];
   const int run_count = slot_runs(traits(p_.cell), runs);
-  const PanelMap map = plain_panels(p_.input_size, p_.ih_group);
+  const PanelMap map = p_.ih_columns();
   for (int64_t i = 0; i < count; ++i) {
     mine_.c[i] = mine_.input + i * width;
     std::fill(mine_.c[i], mine_.c[i] + width, 0.0f);
@@ -213,9 +217,8 @@ void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs
   for (int n = 0; n < run_count; ++n) {
     for (int64_t i = 0; i < count; ++i)
       mine_.a[i] = chunk_.dgates_row(first_row + own.first + i) + runs[n].slot * p_.hidden;
-    multiply(kernels_.gemm, count, runs[n].gates * p_.hidden, mine_.a,
-             scratch_.weight_ih + map.floats(runs[n].first_gate * p_.hidden), map, 0, map.count,
-             nullptr, mine_.c);
+    multiply(kernels_.gemm[index(p_.storage)], count, runs[n].gates * p_.hidden, mine_.a,
+             run_panels(runs[n]), map, 0, map.count, nullptr, mine_.c);
   }
   for (int64_t i = 0; i < count; ++i)
     LayerPass::copy(outputs[own.first + i], mine_.c[i], {0, p_.input_size});

@@ -41,18 +41,24 @@ struct GradientMember {
   float* right;  // panels of kGradientBlock rows
   float* input;  // [kGradientBlock, padded input]: gradients of input rows
   const float** a;  // row pointers
-  const float** source;
+  const void** source;
   float** c;
 };
 
 struct GradientScratch {
   WeightTotals ih, hh, hr;
-  float* weight_ih;  // panels of weight_ih by its columns, when the input's gradient is wanted
-  float* ones;       // [kGradientBlock]
+  void* weight_ih;  // panels of weight_ih by its columns, when the input's gradient is wanted
+  float* ones;      // [kGradientBlock]
   GradientMember* members;
 };
 GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& problem, int threads,
                                   bool measure);
+
+// Neighbouring slots that take the input's product, in gate order: all of them, or for GRU r and z,
+// then n.
+struct SlotRun {
+  int64_t slot, first_gate, gates;
+};
 
 class Gradients {
  public:
@@ -75,10 +81,11 @@ class Gradients {
   void finish() const;                 // write the totals to the caller's tensors
 
  private:
-  void add_block(int64_t first_row, int64_t rows, const float* const* inputs,
-                 const float* const* states) const;
+  void add_block(int64_t first_row, int64_t rows, const void* const* inputs,
+                 const void* const* states) const;
   void add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row, int64_t rows,
-                  const float* left, int64_t ld_left, const float* const* right) const;
+                  const float* left, int64_t ld_left, const void* const* right) const;
+  void* run_panels(const SlotRun& run) const;
   void add_input(int64_t first_row, int64_t rows, float* const* outputs) const;
 
   const KernelTable& kernels_;

@@ -64,38 +64,45 @@ struct LayerPass {
     }
   }
 
+  const GemmKernels& gemm() const { return kernels.gemm[index(p.storage)]; }
+  DirectKernel direct(const LayerWeights& w) const {
+    return kernels.direct[index(w.dtype)][index(p.storage)];
+  }
+  static const void* part(const void* packed, int64_t offset) {
+    return static_cast<const char*>(packed) + offset;
+  }
+
   int64_t state_row(int64_t stack, int64_t r) const { return rnnpack::state_row(p, stack, r); }
 
   // gates[rows][own columns] = start + a * weights, from panels or from the plain matrix. start:
   // bias, or what gates hold if null.
-  void multiply_gates(const LayerShape& shape, const LayerWeights& w, const float* packed,
+  void multiply_gates(const LayerShape& shape, const LayerWeights& w, const void* packed,
                       bool recurrent, int64_t rows, const float* const* a, const float* bias,
                       float* const* out) const {
     const PanelMap map = recurrent ? shape.hh_panels() : shape.ih_panels();
     const int64_t k = recurrent ? shape.output() : shape.input;
     if (!p.direct) {
-      multiply(kernels.gemm, rows, k, a,
-               packed + (recurrent ? shape.hh_offset() : shape.ih_offset()), map,
-               map.first_panel(blocks.first), map.first_panel(blocks.last), bias, out);
+      multiply(gemm(), rows, k, a, part(packed, recurrent ? shape.hh_offset() : shape.ih_offset()),
+               map, map.first_panel(blocks.first), map.first_panel(blocks.last), bias, out);
       return;
     }
     const CellTraits& cell = traits(p.cell);
-    const float* weight = recurrent ? w.weight_hh : w.weight_ih;
+    const void* weight = recurrent ? w.weight_hh : w.weight_ih;
     const int64_t ld = recurrent ? w.ld_hh : w.ld_ih;
     for (int64_t b = blocks.first; b < blocks.last; ++b) {
       for (int g = 0; g < cell.gates; ++g) {
         const int slot = recurrent ? cell.hh_slot[g] : cell.ih_slot[g];
-        kernels.direct(rows, k, a, weight + (g * p.hidden + b * kBlockUnits) * ld, ld,
-                       gates.units(b), bias, gates.column(b) + slot * gates.stored_units(b), out);
+        direct(w)(rows, k, a, element(weight, w.dtype, (g * p.hidden + b * kBlockUnits) * ld), ld,
+                  gates.units(b), bias, gates.column(b) + slot * gates.stored_units(b), out);
       }
     }
   }
 
   // The input's share of the gates, bias included; slots that no input product writes (GRU: the
   // recurrent part of n) get their bias.
-  void start_gates(const LayerShape& shape, const LayerWeights& w, const float* packed,
-                   int64_t rows, const float* const* a, float* const* out) const {
-    const float* bias = packed;
+  void start_gates(const LayerShape& shape, const LayerWeights& w, const void* packed, int64_t rows,
+                   const float* const* a, float* const* out) const {
+    const float* bias = static_cast<const float*>(packed);
     multiply_gates(shape, w, packed, false, rows, a, bias, out);
     const CellTraits& cell = traits(p.cell);
     for (int slot = 0; slot < cell.slots; ++slot) {

@@ -43,7 +43,8 @@ Plan make_plan(const Problem& p, int max_threads, int64_t l2_bytes) {
 
   // Rows first, where each thread gets enough of them to use a panel well once it is loaded, and
   // its cache holds the recurrent weights.
-  const int64_t recurrent_bytes = step_work(p) / std::max<int64_t>(p.rows.count, 1) * 4;
+  const int64_t recurrent_bytes =
+      step_work(p) / std::max<int64_t>(p.rows.count, 1) * size_of(p.storage);
   const int64_t rows_wanted = recurrent_bytes <= l2_bytes / 2   ? 2
                               : recurrent_bytes <= l2_bytes * 2 ? 8
                                                                 : 16;

@@ -17,37 +17,44 @@ struct LayerShape {
   int32_t ih_group = kGroup;  // panels of a group
   int32_t hh_group =
       kGroup;  // also of weight_hr, and of the transposed matrices of the backward pass
+  DType storage = DType::kFloat;  // of the panels
 
   int64_t output() const { return projection > 0 ? projection : hidden; }
   GateLayout gates() const { return {hidden, traits(cell).slots}; }
   PanelMap ih_panels() const {
-    return gate_panels(gates(), traits(cell), traits(cell).ih_slot, ih_group);
+    return gate_panels(gates(), traits(cell), traits(cell).ih_slot, ih_group, storage);
   }
   PanelMap hh_panels() const {
-    return gate_panels(gates(), traits(cell), traits(cell).hh_slot, hh_group);
+    return gate_panels(gates(), traits(cell), traits(cell).hh_slot, hh_group, storage);
   }
-  PanelMap hr_panels() const { return plain_panels(projection, hh_group); }
+  PanelMap hr_panels() const { return plain_panels(projection, hh_group, storage); }
 
-  // Packed weights: bias | panels of weight_ih | of weight_hh | of weight_hr, in floats, each part
-  // on a cache line.
-  int64_t ih_offset() const { return gates().columns(); }
-  int64_t hh_offset() const { return ih_offset() + ih_panels().floats(input); }
-  int64_t hr_offset() const { return hh_offset() + hh_panels().floats(output()); }
-  int64_t packed_floats() const {
-    return hr_offset() + (projection > 0 ? hr_panels().floats(hidden) : 0);
+  // Packed weights: bias, in floats | panels of weight_ih | of weight_hh | of weight_hr, each part
+  // on a cache line. In bytes.
+  int64_t ih_offset() const { return gates().columns() * static_cast<int64_t>(sizeof(float)); }
+  int64_t hh_offset() const { return ih_offset() + bytes(ih_panels(), input); }
+  int64_t hr_offset() const { return hh_offset() + bytes(hh_panels(), output()); }
+  int64_t packed_bytes() const {
+    return hr_offset() + (projection > 0 ? bytes(hr_panels(), hidden) : 0);
+  }
+
+ private:
+  static int64_t bytes(const PanelMap& map, int64_t k) {
+    return round_up(map.bytes(k), kCacheLine);
   }
 };
 
-// The weights of one layer and direction: either `packed` (packed_floats() floats) or plain
+// The weights of one layer and direction: either `packed` (packed_bytes() of them) or plain
 // matrices with unit column stride.
 struct LayerWeights {
-  const float* packed;
-  const float* weight_ih;  // [gates * hidden, input]
-  const float* weight_hh;  // [gates * hidden, output]
-  const float* weight_hr;  // [projection, hidden]
-  int64_t ld_ih, ld_hh, ld_hr;
-  const float* bias_ih;  // [gates * hidden]; null: zero
-  const float* bias_hh;
+  const void* packed = nullptr;
+  DType dtype = DType::kFloat;      // of the matrices: the problem's storage, or float32
+  const void* weight_ih = nullptr;  // [gates * hidden, input]
+  const void* weight_hh = nullptr;  // [gates * hidden, output]
+  const void* weight_hr = nullptr;  // [projection, hidden]
+  int64_t ld_ih = 0, ld_hh = 0, ld_hr = 0;
+  const float* bias_ih = nullptr;  // [gates * hidden]; null: zero
+  const float* bias_hh = nullptr;
 };
 
 // A tensor of rows: row (t, r) starts at data + time_index(t) * time_stride + row_index(r) *
@@ -88,6 +95,7 @@ struct Rows {
 struct Problem {
   int32_t ih_group = kGroup;  // see LayerShape
   int32_t hh_group = kGroup;
+  DType storage = DType::kFloat;
   CellKind cell;
   int64_t input_size, hidden, projection;
   int64_t layers;
@@ -109,9 +117,14 @@ struct Problem {
 
   LayerShape shape(int64_t layer) const {
     const int64_t out = projection > 0 ? projection : hidden;
-    return {cell,    layer == 0 ? input_size : directions * out, hidden, projection, ih_group,
-            hh_group};
+    return {
+        cell,   layer == 0 ? input_size : directions * out, hidden, projection, ih_group, hh_group,
+        storage};
   }
+  // Panels by the columns of weight_ih, and of weight_hh or weight_hr: what the backward pass
+  // reads.
+  PanelMap ih_columns() const { return plain_panels(input_size, ih_group, storage); }
+  PanelMap hh_columns(int64_t columns) const { return plain_panels(columns, hh_group, storage); }
   int64_t output_size() const { return projection > 0 ? projection : hidden; }
   bool reversed(int d) const { return directions == 2 ? d == 1 : reverse; }
 };

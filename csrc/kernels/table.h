@@ -3,6 +3,7 @@
 
 #include "base/cpu.h"
 #include "kernels/cell/cell.h"
+#include "kernels/convert/convert.h"
 #include "kernels/direct/direct.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/pack/pack.h"
@@ -11,10 +12,14 @@ namespace rnnpack {
 
 struct KernelTable {
   Isa isa;
-  GemmKernels gemm;
-  DirectKernel direct;
-  PackRows pack_rows;
-  PackColumns pack_columns;
+  GemmKernels gemm[kDTypes];  // by the type of the panels
+  // By the type of the weights and that to which they are rounded: the same one, or from float32 to
+  // another; null elsewhere.
+  DirectKernel direct[kDTypes][kDTypes];
+  PackRows pack_rows[kDTypes][kDTypes];
+  PackColumns pack_columns[kDTypes][kDTypes];
+  ToFloats to_floats[kDTypes];
+  FromFloats from_floats[kDTypes];
   CellForwardKernel forward[kCellKinds];
   CellBackwardKernel backward[kCellKinds];
 };

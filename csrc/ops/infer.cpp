@@ -25,10 +25,10 @@ WeightTensors unpack_list(const std::vector<Tensor>& weights, size_t first, size
   return tensors;
 }
 
-void check_state(const std::optional<Tensor>& state, const char* name, int64_t stacks, int64_t rows,
-                 int64_t width) {
+void check_state(const std::optional<Tensor>& state, const char* name, ScalarType dtype,
+                 int64_t stacks, int64_t rows, int64_t width) {
   if (!state) return;
-  check_tensor(*state, name, ScalarType::Float, 3);
+  check_tensor(*state, name, dtype, 3);
   check_sizes(*state, name, {stacks, rows, width});
 }
 
@@ -68,6 +68,7 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
   problem.projection = proj_size;
   problem.layers = layers;
   problem.directions = directions;
+  problem.storage = each == 1 ? packed_shape(weights[0]).storage : check_storage(input, weights[0]);
   std::vector<LayerWeights> layer_weights;
   for (int64_t i = 0; i < stacks; ++i) {
     const size_t first = static_cast<size_t>(i) * each;
@@ -76,49 +77,51 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
       shape = packed_shape(weights[first]);
       RNNPACK_CHECK(shape.cell == kind, "packed weights of layer ", i / directions,
                     " are of another cell");
-      layer_weights.push_back(
-          {packed_panels(weights[first]), nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
+      layer_weights.emplace_back().packed = packed_panels(weights[first].data_ptr());
     } else {
       const WeightTensors tensors = unpack_list(weights, first, each);
       shape = check_weights(kind, tensors);
+      check_storage(input, *tensors.weight_ih);
       layer_weights.push_back(plain_weights(tensors, dense));
     }
     if (i == 0) problem.input_size = shape.input;
     const LayerShape expected = problem.shape(i / directions);
     RNNPACK_CHECK(shape.input == expected.input && shape.hidden == expected.hidden &&
-                      shape.projection == expected.projection,
+                      shape.projection == expected.projection &&
+                      (each > 1 || shape.storage == problem.storage),
                   "weights of layer ", i / directions, " must take ", expected.input,
                   " features to hidden_size ", expected.hidden, " and proj_size ",
                   expected.projection, ", got ", shape.input, ", ", shape.hidden, " and ",
                   shape.projection);
   }
-  const Tensor& dense_input = dense.rows(input);
+  const Tensor& dense_input = dense.floats(input);
+  const ScalarType dtype = input.scalar_type();
   const int64_t features = input.size(input.dim() - 1);
   RNNPACK_CHECK(features == problem.input_size, "input must have ", problem.input_size,
                 " features, got ", features);
 
   const int64_t rows = sequence.rows().count;
   const bool has_cell_state = traits(kind).has_cell_state;
-  check_state(h_0, "h_0", stacks, rows, problem.output_size());
-  check_state(c_0, "c_0", stacks, rows, problem.hidden);
+  check_state(h_0, "h_0", dtype, stacks, rows, problem.output_size());
+  check_state(c_0, "c_0", dtype, stacks, rows, problem.hidden);
   RNNPACK_CHECK(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
 
-  Tensor output = sequence.empty_like_input(directions * problem.output_size());
-  Tensor h_n = empty({stacks, rows, problem.output_size()});
-  Tensor c_n = has_cell_state ? empty({stacks, rows, problem.hidden}) : empty({0});
+  Result output(sequence.empty_like_input(directions * problem.output_size(), dtype));
+  Result h_n({stacks, rows, problem.output_size()}, dtype);
+  Result c_n(has_cell_state ? empty({stacks, rows, problem.hidden}, dtype) : empty({0}, dtype));
 
   problem.rows = sequence.rows();
   problem.direct = each > 1 && is_direct(problem.rows.total());
   problem.input = sequence.view(dense_input);
-  problem.output = sequence.view(output);
+  problem.output = sequence.view(output.floats());
   problem.weights = layer_weights.data();
-  problem.h_0 = h_0 ? floats(dense.whole(*h_0)) : nullptr;
-  problem.c_0 = c_0 ? floats(dense.whole(*c_0)) : nullptr;
-  problem.h_n = floats(h_n);
-  problem.c_n = has_cell_state ? floats(c_n) : nullptr;
+  problem.h_0 = h_0 ? floats(dense.floats(dense.whole(*h_0))) : nullptr;
+  problem.c_0 = c_0 ? floats(dense.floats(dense.whole(*c_0))) : nullptr;
+  problem.h_n = h_n.data();
+  problem.c_n = has_cell_state ? c_n.data() : nullptr;
   run(problem);
-  sequence.zero_padding(output);
-  return {output, h_n, c_n};
+  sequence.zero_padding(output.floats());
+  return {output.take(), h_n.take(), c_n.take()};
 }
 
 std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0,
@@ -132,23 +135,25 @@ std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>
   };
   const WeightTensors tensors{&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh), nullptr};
   const LayerShape shape = check_weights(kind, tensors);
-  check_tensor(input, "input", ScalarType::Float, 2);
+  check_floating(input, "input", 2);
+  const ScalarType dtype = input.scalar_type();
   check_sizes(input, "input", {input.size(0), shape.input});
   RNNPACK_CHECK(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
   const int64_t rows = input.size(0);
   for (const auto& [state, name] :
        {std::pair{pointer(h_0), "h_0"}, std::pair{pointer(c_0), "c_0"}}) {
     if (state == nullptr) continue;
-    check_tensor(*state, name, ScalarType::Float, 2);
+    check_tensor(*state, name, dtype, 2);
     check_sizes(*state, name, {rows, shape.hidden});
   }
 
   Dense dense;
   const LayerWeights weights = plain_weights(tensors, dense);
-  const Tensor& dense_input = dense.rows(input);
-  Tensor h = empty({rows, shape.hidden});
-  Tensor c = has_cell_state ? empty({rows, shape.hidden}) : empty({0});
+  const Tensor& dense_input = dense.floats(input);
+  Result h({rows, shape.hidden}, dtype);
+  Result c(has_cell_state ? empty({rows, shape.hidden}, dtype) : empty({0}, dtype));
   Problem problem{};
+  problem.storage = check_storage(input, weight_ih);
   problem.cell = kind;
   problem.input_size = shape.input;
   problem.hidden = shape.hidden;
@@ -158,13 +163,13 @@ std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>
   problem.rows.count = rows;
   problem.direct = is_direct(rows);
   problem.input = {floats(dense_input), 0, dense_input.stride(0)};
-  problem.output = {floats(h), 0, shape.hidden};
+  problem.output = {h.data(), 0, shape.hidden};
   problem.weights = &weights;
-  problem.h_0 = h_0 ? floats(dense.whole(*h_0)) : nullptr;
-  problem.c_0 = c_0 ? floats(dense.whole(*c_0)) : nullptr;
-  problem.c_n = has_cell_state ? floats(c) : nullptr;
+  problem.h_0 = h_0 ? floats(dense.floats(dense.whole(*h_0))) : nullptr;
+  problem.c_0 = c_0 ? floats(dense.floats(dense.whole(*c_0))) : nullptr;
+  problem.c_n = has_cell_state ? c.data() : nullptr;
   run(problem);
-  return {h, c};
+  return {h.take(), c.take()};
 }
 
 }  // namespace rnnpack::ops

@@ -9,7 +9,8 @@ namespace rnnpack::ops {
 // bias_hh] [, weight_hr]. hidden_size and proj_size repeat what the weights tell, so that shapes
 // follow from arguments alone. input:   [L, N, F], [N, L, F] if batch_first, or [sum(batch_sizes),
 // F]; states [layers * directions, N, .]. Returns (output, h_n, c_n); c_n is empty for cells
-// without a cell state.
+// without a cell state. Input, states and results have one dtype: float32, bfloat16 or float16. So
+// have plain weights, or they are float32 and are rounded to it when they are multiplied.
 std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optional<Tensor>& h_0,
                                          const std::optional<Tensor>& c_0,
                                          const std::vector<Tensor>& weights,
@@ -19,7 +20,7 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
                                          bool bidirectional, bool batch_first);
 
 // Op: one step of one layer, as a cell module takes it: input [N, F], states [N, .]. Returns (h,
-// c); c is empty without a cell state.
+// c); c is empty without a cell state. Dtypes as for `infer`.
 std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0,
                                 const std::optional<Tensor>& c_0, const Tensor& weight_ih,
                                 const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,

@@ -11,7 +11,7 @@ namespace rnnpack::ops {
 STABLE_TORCH_LIBRARY(rnnpack, m) {
   m.def(
       "pack(int cell, Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, Tensor? bias_hh, "
-      "Tensor? weight_hr) -> Tensor");
+      "Tensor? weight_hr, ScalarType? dtype=None) -> Tensor");
   m.def("check_packed(Tensor packed, int cell) -> (int, int, int)");
   // No autograd on purpose: a Python autograd kernel would run on every eager call. Where a
   // gradient is needed, `train` is called.
@@ -28,7 +28,7 @@ STABLE_TORCH_LIBRARY(rnnpack, m) {
       "train(Tensor input, Tensor? h_0, Tensor? c_0, Tensor weight_ih, Tensor weight_hh, Tensor? "
       "bias_ih, Tensor? bias_hh, "
       "Tensor? weight_hr, Tensor? lengths, Tensor? batch_sizes, int cell, bool reverse, bool "
-      "recompute) "
+      "recompute, ScalarType? dtype=None) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "train_backward(Tensor? grad_output, Tensor? grad_h_n, Tensor? grad_c_n, Tensor input, "
@@ -36,7 +36,7 @@ STABLE_TORCH_LIBRARY(rnnpack, m) {
       "Tensor weight_ih, Tensor weight_hh, Tensor? bias_ih, Tensor? bias_hh, Tensor? weight_hr, "
       "Tensor? lengths, "
       "Tensor? batch_sizes, Tensor? output, Tensor reserve, int cell, bool reverse, bool "
-      "recompute, int wanted) "
+      "recompute, int wanted, ScalarType? dtype=None) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

@@ -16,20 +16,20 @@ constexpr int64_t kLargestSize =
     int64_t{1} << 24;  // of any dimension; keeps products of header fields far from overflow
 
 // Fletcher's sum over 32-bit words, in 64 bits.
-uint64_t checksum(const float* words, int64_t count) {
+uint64_t checksum(const void* bytes, int64_t count) {
   uint64_t low = 0, high = 0;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count; i += 4) {
     uint32_t word;
-    std::memcpy(&word, words + i, sizeof word);
+    std::memcpy(&word, static_cast<const char*>(bytes) + i, sizeof word);
     low = (low + word) % 0xffffffffu;
     high = (high + low) % 0xffffffffu;
   }
   return high << 32 | low;
 }
 
-PackedHeader header_of(const Tensor& packed) {
+PackedHeader header_of(const void* packed) {
   PackedHeader header;
-  std::memcpy(&header, packed.data_ptr(), sizeof header);
+  std::memcpy(&header, packed, sizeof header);
   return header;
 }
 
@@ -44,55 +44,65 @@ LayerShape packed_shape(const Tensor& packed) {
           reinterpret_cast<uintptr_t>(packed.data_ptr()) % 4 == 0,
       "packed weights must be a dense tensor of bytes as made by rnnpack.pack, got shape ",
       shape_text(packed));
-  const PackedHeader header = header_of(packed);
+  const PackedHeader header = header_of(packed.data_ptr());
   RNNPACK_CHECK(std::memcmp(header.magic, kMagic, sizeof kMagic) == 0,
                 "these bytes are not packed weights; make them with rnnpack.pack");
   RNNPACK_CHECK(header.version == kVersion, "packed weights are of version ", header.version,
                 ", this build reads version ", kVersion, "; pack the model again");
-  RNNPACK_CHECK(header.cell >= 0 && header.cell < kCellKinds && header.dtype == 0 &&
-                    header.input >= 0 && header.input <= kLargestSize && header.hidden > 0 &&
-                    header.hidden <= kLargestSize && header.projection >= 0 &&
+  RNNPACK_CHECK(header.cell >= 0 && header.cell < kCellKinds && header.dtype >= 0 &&
+                    header.dtype < kDTypes && header.input >= 0 && header.input <= kLargestSize &&
+                    header.hidden > 0 && header.hidden <= kLargestSize && header.projection >= 0 &&
                     header.projection < header.hidden,
                 "the header of the packed weights is damaged; pack the model again");
-  const LayerShape shape{static_cast<CellKind>(header.cell), header.input, header.hidden,
-                         header.projection};
-  const int64_t bytes = kPackedHeaderBytes + shape.packed_floats() * 4;
+  const LayerShape shape{static_cast<CellKind>(header.cell),
+                         header.input,
+                         header.hidden,
+                         header.projection,
+                         kGroup,
+                         kGroup,
+                         static_cast<DType>(header.dtype)};
+  const int64_t bytes = kPackedHeaderBytes + shape.packed_bytes();
   RNNPACK_CHECK(packed.size(0) == bytes, "packed weights are damaged: expected ", bytes,
                 " bytes, got ", packed.size(0));
   return shape;
 }
 
-const float* packed_panels(const Tensor& packed) {
-  return reinterpret_cast<const float*>(static_cast<const char*>(packed.data_ptr()) +
-                                        kPackedHeaderBytes);
+const void* packed_panels(const void* packed) {
+  return static_cast<const char*>(packed) + kPackedHeaderBytes;
 }
+
+DType packed_storage(const void* packed) { return static_cast<DType>(header_of(packed).dtype); }
 
 Tensor pack(int64_t cell, const Tensor& weight_ih, const Tensor& weight_hh,
             const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
-            const std::optional<Tensor>& weight_hr) {
+            const std::optional<Tensor>& weight_hr, std::optional<ScalarType> dtype) {
   const auto pointer = [](const std::optional<Tensor>& tensor) {
     return tensor ? &*tensor : nullptr;
   };
   const WeightTensors tensors{&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh),
                               pointer(weight_hr)};
-  const LayerShape shape = check_weights(cell_kind(cell), tensors);
+  LayerShape shape = check_weights(cell_kind(cell), tensors);
+  shape.storage = panels_type(weight_ih, dtype);
   RNNPACK_CHECK(std::max(shape.input, shape.hidden) <= kLargestSize, "sizes above ", kLargestSize,
                 " cannot be packed");
 
   Dense dense;
-  Tensor packed = empty({kPackedHeaderBytes + shape.packed_floats() * 4}, ScalarType::Byte);
-  float* panels = const_cast<float*>(packed_panels(packed));
+  const int64_t bytes = shape.packed_bytes();
+  Tensor packed = empty({kPackedHeaderBytes + bytes}, ScalarType::Byte);
+  prefer_huge_pages(packed.data_ptr(), kPackedHeaderBytes + bytes);
+  std::memset(packed.data_ptr(), 0, static_cast<size_t>(kPackedHeaderBytes + bytes));
+  void* panels = const_cast<void*>(packed_panels(packed.data_ptr()));
   pack_layer(kernels(), shape, plain_weights(tensors, dense), panels);
 
   PackedHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.version = kVersion;
   header.cell = static_cast<int32_t>(shape.cell);
+  header.dtype = static_cast<int32_t>(shape.storage);
   header.input = shape.input;
   header.hidden = shape.hidden;
   header.projection = shape.projection;
-  header.checksum = checksum(panels, shape.packed_floats());
-  std::memset(packed.data_ptr(), 0, kPackedHeaderBytes);
+  header.checksum = checksum(panels, bytes);
   std::memcpy(packed.data_ptr(), &header, sizeof header);
   return packed;
 }
@@ -101,9 +111,9 @@ std::tuple<int64_t, int64_t, int64_t> check_packed(const Tensor& packed, int64_t
   const LayerShape shape = packed_shape(packed);
   RNNPACK_CHECK(shape.cell == cell_kind(cell), "packed weights are of cell ",
                 static_cast<int>(shape.cell), ", expected cell ", cell);
-  RNNPACK_CHECK(
-      checksum(packed_panels(packed), shape.packed_floats()) == header_of(packed).checksum,
-      "packed weights are damaged: their checksum differs; pack the model again");
+  RNNPACK_CHECK(checksum(packed_panels(packed.data_ptr()), shape.packed_bytes()) ==
+                    header_of(packed.data_ptr()).checksum,
+                "packed weights are damaged: their checksum differs; pack the model again");
   return {shape.input, shape.hidden, shape.projection};
 }
 

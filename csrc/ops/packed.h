@@ -11,7 +11,7 @@ struct PackedHeader {
   char magic[8];
   uint32_t version;
   int32_t cell;
-  int32_t dtype;  // of the panels; 0: float32
+  int32_t dtype;  // of the panels: DType
   int32_t zero;
   int64_t input, hidden, projection;
   uint64_t checksum;  // of everything after the header; read by check_packed, not on every call
@@ -25,12 +25,16 @@ bool is_packed(const Tensor& tensor);
 // The sizes in the header, after checking that this is a packed tensor of ours and has the length
 // they ask for.
 LayerShape packed_shape(const Tensor& packed);
-const float* packed_panels(const Tensor& packed);
 
-// Op: packs one layer and direction.
+// The same of memory that has been checked.
+const void* packed_panels(const void* packed);
+DType packed_storage(const void* packed);
+
+// Op: packs one layer and direction. dtype: of the panels; none: that of the weights. The bias is
+// float32.
 Tensor pack(int64_t cell, const Tensor& weight_ih, const Tensor& weight_hh,
             const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
-            const std::optional<Tensor>& weight_hr);
+            const std::optional<Tensor>& weight_hr, std::optional<ScalarType> dtype);
 
 // Op: input size, hidden size and projection of a packed tensor; fails if its checksum shows
 // damage.

@@ -26,10 +26,10 @@ Sequence::Sequence(const Tensor& input, bool batch_first, const std::optional<Te
     RNNPACK_CHECK(!lengths,
                   "lengths and batch_sizes exclude each other: a packed sequence tells its lengths "
                   "by batch_sizes");
-    check_tensor(input, "packed input", ScalarType::Float, 2);
+    check_floating(input, "packed input", 2);
     read_batch_sizes(*batch_sizes, input.size(0));
   } else {
-    check_tensor(input, "input", ScalarType::Float, 3);
+    check_floating(input, "input", 3);
     rows_.steps = input.size(batch_first ? 1 : 0);
     rows_.count = input.size(batch_first ? 0 : 1);
     if (lengths) read_lengths(*lengths);
@@ -99,10 +99,10 @@ SequenceView Sequence::view(const Tensor& tensor) const {
   return {floats(tensor), tensor.stride(batch_first_ ? 1 : 0), tensor.stride(batch_first_ ? 0 : 1)};
 }
 
-Tensor Sequence::empty_like_input(int64_t width) const {
-  if (packed_) return empty({total_, width});
-  return batch_first_ ? empty({rows_.count, rows_.steps, width})
-                      : empty({rows_.steps, rows_.count, width});
+Tensor Sequence::empty_like_input(int64_t width, ScalarType dtype) const {
+  if (packed_) return empty({total_, width}, dtype);
+  return batch_first_ ? empty({rows_.count, rows_.steps, width}, dtype)
+                      : empty({rows_.steps, rows_.count, width}, dtype);
 }
 
 void Sequence::zero_padding(const Tensor& tensor) const {

@@ -18,11 +18,11 @@ class Sequence {
   const Rows& rows() const { return rows_; }
   bool packed() const { return packed_; }
 
-  // Rows of `tensor`, whose leading dimensions are the input's and whose last is dense.
+  // Rows of a float32 tensor whose leading dimensions are the input's and whose last is dense.
   SequenceView view(const Tensor& tensor) const;
   // A new tensor with the input's leading dimensions and `width` as the last.
-  Tensor empty_like_input(int64_t width) const;
-  // Zeros at all times past a row's length, columns [0, width).
+  Tensor empty_like_input(int64_t width, ScalarType dtype) const;
+  // Zeros in a float32 tensor at all times past a row's length.
   void zero_padding(const Tensor& tensor) const;
 
  private:

@@ -7,6 +7,7 @@
 
 #include "engine/engine.h"
 #include "engine/team.h"
+#include "ops/packed.h"
 #include "ops/tensors.h"
 
 namespace rnnpack::ops {
@@ -15,13 +16,29 @@ namespace {
 
 class Stream {
  public:
-  Stream(const Problem& problem, const float* const* packed) : problem_(problem) {
+  Stream(const Problem& problem, DType dtype, const void* const* packed)
+      : problem_(problem), dtype_(dtype) {
     for (int64_t layer = 0; layer < problem.layers; ++layer)
-      weights_.push_back({packed[layer], nullptr, nullptr, nullptr, 0, 0, 0, nullptr, nullptr});
+      weights_.emplace_back().packed = packed_panels(packed[layer]);
     problem_.weights = weights_.data();
   }
 
-  void run(int64_t steps, const float* input, float* output) {
+  void run(int64_t steps, const void* input, void* output) {
+    if (dtype_ == DType::kFloat) {
+      run_floats(steps, static_cast<const float*>(input), static_cast<float*>(output));
+      return;
+    }
+    const int64_t rows = steps * problem_.rows.count;
+    const int64_t inputs = rows * problem_.input_size, outputs = rows * problem_.output_size();
+    if (static_cast<int64_t>(wide_.size()) < inputs + outputs)
+      wide_.resize(static_cast<size_t>(inputs + outputs));
+    kernels().to_floats[index(dtype_)](inputs, input, wide_.data());
+    run_floats(steps, wide_.data(), wide_.data() + inputs);
+    kernels().from_floats[index(dtype_)](outputs, wide_.data() + inputs, output);
+  }
+
+ private:
+  void run_floats(int64_t steps, const float* input, float* output) {
     problem_.rows.steps = steps;
     problem_.input = {const_cast<float*>(input), problem_.rows.count * problem_.input_size,
                       problem_.input_size};
@@ -41,8 +58,9 @@ class Stream {
     run_forward(kernels(), problem_, plan_, scratch_->data());
   }
 
- private:
   Problem problem_;
+  DType dtype_;
+  std::vector<float> wide_;  // input and output of a run, where they are not floats
   std::vector<LayerWeights> weights_;
   Plan plan_{};
   int64_t planned_steps_ = -1;
@@ -57,12 +75,13 @@ class Stream {
 
 extern "C" {
 
-void* rnnpack_stream_new(int32_t cell, int64_t layers, int64_t input_size, int64_t hidden_size,
-                         int64_t proj_size, int64_t batch, const float* const* packed, float* h,
-                         float* c) {
+void* rnnpack_stream_new(int32_t cell, int32_t dtype, int64_t layers, int64_t input_size,
+                         int64_t hidden_size, int64_t proj_size, int64_t batch,
+                         const void* const* packed, float* h, float* c) {
   using namespace rnnpack;
   Problem problem{};
   problem.cell = static_cast<CellKind>(cell);
+  problem.storage = ops::packed_storage(packed[0]);
   problem.input_size = input_size;
   problem.hidden = hidden_size;
   problem.projection = proj_size;
@@ -73,7 +92,7 @@ void* rnnpack_stream_new(int32_t cell, int64_t layers, int64_t input_size, int64
   problem.h_0 = problem.h_n = h;
   problem.c_0 = problem.c_n = c;
   try {
-    return new ops::Stream(problem, packed);
+    return new ops::Stream(problem, static_cast<DType>(dtype), packed);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -81,7 +100,7 @@ void* rnnpack_stream_new(int32_t cell, int64_t layers, int64_t input_size, int64
 
 void rnnpack_stream_delete(void* stream) { delete static_cast<rnnpack::ops::Stream*>(stream); }
 
-int rnnpack_stream_run(void* stream, int64_t steps, const float* input, float* output) {
+int rnnpack_stream_run(void* stream, int64_t steps, const void* input, void* output) {
   try {
     static_cast<rnnpack::ops::Stream*>(stream)->run(steps, input, output);
     return 0;

@@ -8,16 +8,17 @@
 
 extern "C" {
 
-// A stack of unidirectional layers for a fixed batch. packed: per layer the panels of its packed
-// weights, which the caller keeps alive, as it does h [layers, batch, output] and c (null without a
-// cell state), read and written by every run. Null: out of memory.
+// A stack of unidirectional layers for a fixed batch. dtype (DType): of input and output. packed:
+// per layer the memory of its packed weights, checked by the caller, who keeps it alive, as it does
+// h [layers, batch, output] and c (null without a cell state), read and written by every run,
+// float32 whatever dtype is. Null: out of memory.
 __attribute__((visibility("default"))) void* rnnpack_stream_new(
-    int32_t cell, int64_t layers, int64_t input_size, int64_t hidden_size, int64_t proj_size,
-    int64_t batch, const float* const* packed, float* h, float* c);
+    int32_t cell, int32_t dtype, int64_t layers, int64_t input_size, int64_t hidden_size,
+    int64_t proj_size, int64_t batch, const void* const* packed, float* h, float* c);
 __attribute__((visibility("default"))) void rnnpack_stream_delete(void* stream);
 
 // input: [steps, batch, input_size], output: [steps, batch, output], both dense. Returns 0, or 1
 // when out of memory. One stream must not run in two threads at once; different ones may.
 __attribute__((visibility("default"))) int rnnpack_stream_run(void* stream, int64_t steps,
-                                                              const float* input, float* output);
+                                                              const void* input, void* output);
 }

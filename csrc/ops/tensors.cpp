@@ -2,14 +2,22 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
+#include <cstring>
 
 #include "base/align.h"
 #include "engine/team.h"
+#include "kernels/table.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace rnnpack::ops {
 
 namespace {
+
+constexpr int kMaxDim = 3;
+constexpr int64_t kHugePage = int64_t{2} << 20;
 
 bool fill_nan() {
   static const bool asked = std::getenv("RNNPACK_FILL_NAN") != nullptr;
@@ -17,8 +25,8 @@ bool fill_nan() {
 }
 
 void poison(void* memory, int64_t bytes) {
-  if (fill_nan())
-    std::fill_n(static_cast<float*>(memory), bytes / 4, std::numeric_limits<float>::quiet_NaN());
+  // All ones are a NaN in every floating type.
+  if (fill_nan() && bytes > 0) std::memset(memory, 0xff, static_cast<size_t>(bytes));
 }
 
 const char* dtype_name(ScalarType type) {
@@ -43,24 +51,45 @@ std::string shape_text(const Tensor& tensor) {
   return text.str();
 }
 
-Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
+namespace {
+
+int32_t type_code(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float: return aoti_torch_dtype_float32();
+    case ScalarType::BFloat16: return aoti_torch_dtype_bfloat16();
+    case ScalarType::Half: return aoti_torch_dtype_float16();
+    default: return aoti_torch_dtype_uint8();
+  }
+}
+
+Tensor empty(const int64_t* sizes, size_t dim, ScalarType dtype) {
   // The shim's allocator: a dispatched new_empty costs about 1 us, a third of a whole call.
-  constexpr int kMaxDim = 4;
   int64_t strides[kMaxDim];
   int64_t stride = 1;
-  int64_t i = static_cast<int64_t>(sizes.size());
-  for (const int64_t* size = sizes.end(); size != sizes.begin();) {
-    strides[--i] = stride;
-    stride *= std::max<int64_t>(*--size, 1);
+  for (size_t i = dim; i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.begin(), strides,
-      dtype == ScalarType::Float ? aoti_torch_dtype_float32() : aoti_torch_dtype_uint8(),
-      aoti_torch_device_type_cpu(), 0, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(dim), sizes, strides,
+                                                  type_code(dtype), aoti_torch_device_type_cpu(), 0,
+                                                  &handle));
   Tensor result(handle);
-  if (dtype == ScalarType::Float) poison(result.data_ptr(), result.numel() * 4);
+  if (dtype != ScalarType::Byte)
+    poison(result.data_ptr(), result.numel() * size_of(dtype_of(result)));
   return result;
+}
+
+}  // namespace
+
+Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  return empty(sizes.begin(), sizes.size(), dtype);
+}
+
+Tensor empty_like(const Tensor& tensor, ScalarType dtype) {
+  int64_t sizes[kMaxDim];
+  for (int64_t i = 0; i < tensor.dim(); ++i) sizes[i] = tensor.size(i);
+  return empty(sizes, static_cast<size_t>(tensor.dim()), dtype);
 }
 
 namespace {
@@ -82,6 +111,22 @@ void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int6
   check_memory(tensor, name);
 }
 
+void check_floating(const Tensor& tensor, const char* name, int64_t dim) {
+  const ScalarType dtype = tensor.scalar_type();
+  RNNPACK_CHECK(
+      dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
+      name, " must be float32, bfloat16 or float16, got ", dtype_name(dtype));
+  check_tensor(tensor, name, dtype, dim);
+}
+
+DType dtype_of(const Tensor& floating) {
+  switch (floating.scalar_type()) {
+    case ScalarType::BFloat16: return DType::kBFloat16;
+    case ScalarType::Half: return DType::kHalf;
+    default: return DType::kFloat;
+  }
+}
+
 void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes) {
   int64_t i = 0;
   bool same = tensor.dim() == static_cast<int64_t>(sizes.size());
@@ -92,18 +137,40 @@ void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<i
   fail(name, " must have shape [", expected.str(), "], got ", shape_text(tensor));
 }
 
-const Tensor& Dense::keep_copy(const Tensor& tensor) {
-  copies_.push_back(std::make_unique<Tensor>(torch::stable::contiguous(tensor)));
+const Tensor& Dense::keep(Tensor copy) {
+  copies_.push_back(std::make_unique<Tensor>(std::move(copy)));
   return *copies_.back();
 }
 
 const Tensor& Dense::rows(const Tensor& tensor) {
   const int64_t last = tensor.dim() - 1;
-  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : keep_copy(tensor);
+  return tensor.size(last) <= 1 || tensor.stride(last) == 1
+             ? tensor
+             : keep(torch::stable::contiguous(tensor));
+}
+
+const Tensor& Dense::floats(const Tensor& tensor) {
+  if (tensor.scalar_type() == ScalarType::Float) return rows(tensor);
+  const Tensor& dense = whole(tensor);
+  Tensor copy = empty_like(tensor, ScalarType::Float);
+  kernels().to_floats[index(dtype_of(dense))](dense.numel(), dense.data_ptr(), ops::floats(copy));
+  return keep(std::move(copy));
 }
 
 const Tensor& Dense::whole(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : keep_copy(tensor);
+  return tensor.is_contiguous() ? tensor : keep(torch::stable::contiguous(tensor));
+}
+
+Result::Result(const Tensor& tensor) : tensor_(tensor) {
+  if (tensor.scalar_type() != ScalarType::Float) floats_ = empty_like(tensor, ScalarType::Float);
+}
+
+const Tensor& Result::take() {
+  if (floats_) {
+    kernels().from_floats[index(dtype_of(tensor_))](tensor_.numel(), data(), tensor_.data_ptr());
+    floats_.reset();
+  }
+  return tensor_;
 }
 
 int thread_limit() {
@@ -112,11 +179,26 @@ int thread_limit() {
   return team_limit();
 }
 
-Scratch::Scratch(int64_t bytes)
-    : memory_(std::aligned_alloc(
-          kCacheLine, static_cast<size_t>(round_up(std::max<int64_t>(bytes, 1), kCacheLine)))) {
+void prefer_huge_pages(void* memory, int64_t bytes) {
+#if defined(__linux__)
+  // Whole pages only: what lies around may be another's. A hint: where the kernel refuses, pages
+  // stay small.
+  const auto first = round_up(reinterpret_cast<int64_t>(memory), kHugePage);
+  const auto last = (reinterpret_cast<int64_t>(memory) + bytes) / kHugePage * kHugePage;
+  if (last > first)
+    madvise(reinterpret_cast<void*>(first), static_cast<size_t>(last - first), MADV_HUGEPAGE);
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
+Scratch::Scratch(int64_t bytes) {
+  const int64_t alignment = bytes < kHugePage ? kCacheLine : kHugePage;
+  const int64_t size = round_up(std::max<int64_t>(bytes, 1), alignment);
+  memory_.reset(std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(size)));
   if (memory_ == nullptr)
     fail("out of memory: ", bytes, " bytes of scratch; split the batch or the sequence");
+  prefer_huge_pages(memory_.get(), bytes);
   poison(memory_.get(), bytes);
 }
 

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
+
 namespace rnnpack::ops {
 
 using torch::headeronly::ScalarType;
@@ -36,13 +38,17 @@ template <class... Parts>
 
 std::string shape_text(const Tensor& tensor);
 
-// A new uninitialised CPU tensor. With RNNPACK_FILL_NAN in the environment floats start as NaN, so
+// A new uninitialised CPU tensor. With RNNPACK_FILL_NAN in the environment it starts as NaN, so
 // that tests see what was not written.
 Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype = ScalarType::Float);
+Tensor empty_like(const Tensor& tensor, ScalarType dtype);
 
 // Fails unless `tensor` is a CPU tensor of this type and number of dimensions, with memory behind
 // it.
 void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim);
+// The same for float32, bfloat16 and float16.
+void check_floating(const Tensor& tensor, const char* name, int64_t dim);
+DType dtype_of(const Tensor& floating);
 void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes);
 
 // Holds copies of tensors whose last dimension is not dense, for the length of a call.
@@ -52,11 +58,35 @@ class Dense {
   // of the result is 1.
   const Tensor& rows(const Tensor& tensor);
   const Tensor& whole(const Tensor& tensor);
+  // As rows; 16-bit tensors become float32.
+  const Tensor& floats(const Tensor& tensor);
 
  private:
-  const Tensor& keep_copy(const Tensor& tensor);
+  const Tensor& keep(Tensor copy);
   std::vector<std::unique_ptr<Tensor>> copies_;
 };
+
+// A result: the engine writes floats, the caller gets them in `dtype`.
+class Result {
+ public:
+  Result(std::initializer_list<int64_t> sizes, ScalarType dtype) : Result(empty(sizes, dtype)) {}
+  explicit Result(const Tensor& tensor);
+
+  // A float32 tensor for the engine to write: the result itself where that is its dtype.
+  const Tensor& floats() const { return floats_ ? *floats_ : tensor_; }
+  float* data() const { return static_cast<float*>(floats().data_ptr()); }
+  // The result, rounded to its dtype; once, when everything is written.
+  const Tensor& take();
+
+ private:
+  Tensor tensor_;
+  std::optional<Tensor> floats_;
+};
+
+// Asks for large pages behind new memory that nobody has written yet. Weights that are read at
+// every step span more small pages than the processor's page table caches hold: LSTM 100 x 1 x 1024
+// went from 62 to 45 ms on one core.
+void prefer_huge_pages(void* memory, int64_t bytes);
 
 // Scratch of one call, cache-line aligned.
 class Scratch {
@@ -76,8 +106,5 @@ class Scratch {
 int thread_limit();
 
 inline float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); }
-inline const float* floats_or_null(const std::optional<Tensor>& tensor) {
-  return tensor ? floats(*tensor) : nullptr;
-}
 
 }  // namespace rnnpack::ops

@@ -21,7 +21,8 @@ struct Layer {
 
   Layer(const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
         const WeightTensors& tensors, const std::optional<Tensor>& lengths,
-        const std::optional<Tensor>& batch_sizes, int64_t cell, bool reverse)
+        const std::optional<Tensor>& batch_sizes, int64_t cell, bool reverse,
+        std::optional<ScalarType> dtype)
       : sequence(input, false, lengths, batch_sizes),
         shape(check_weights(cell_kind(cell), tensors)) {
     weights = plain_weights(tensors, dense);
@@ -29,6 +30,8 @@ struct Layer {
     RNNPACK_CHECK(features == shape.input, "input must have ", shape.input, " features, got ",
                   features);
     RNNPACK_CHECK(has_cell_state() || !c_0, "only an LSTM has a cell state (c_0)");
+    check_tensor(input, "input", ScalarType::Float, input.dim());
+    problem.storage = panels_type(*tensors.weight_ih, dtype);
     problem.cell = shape.cell;
     problem.input_size = shape.input;
     problem.hidden = shape.hidden;
@@ -118,11 +121,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(
     const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
     const std::optional<Tensor>& bias_hh, const std::optional<Tensor>& weight_hr,
     const std::optional<Tensor>& lengths, const std::optional<Tensor>& batch_sizes, int64_t cell,
-    bool reverse, bool recompute) {
+    bool reverse, bool recompute, std::optional<ScalarType> dtype) {
   Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr),
-              lengths, batch_sizes, cell, reverse);
+              lengths, batch_sizes, cell, reverse, dtype);
   Problem& problem = layer.problem;
-  Tensor output = layer.sequence.empty_like_input(layer.shape.output());
+  Tensor output = layer.sequence.empty_like_input(layer.shape.output(), ScalarType::Float);
   Tensor h_n = empty({layer.rows(), layer.shape.output()});
   Tensor c_n = layer.has_cell_state() ? empty({layer.rows(), layer.shape.hidden}) : empty({0});
   Tensor reserve = empty({layer.reserve_floats(recompute)});
@@ -147,9 +150,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
     const std::optional<Tensor>& bias_ih, const std::optional<Tensor>& bias_hh,
     const std::optional<Tensor>& weight_hr, const std::optional<Tensor>& lengths,
     const std::optional<Tensor>& batch_sizes, const std::optional<Tensor>& output,
-    const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t wanted) {
+    const Tensor& reserve, int64_t cell, bool reverse, bool recompute, int64_t wanted,
+    std::optional<ScalarType> dtype) {
   Layer layer(input, h_0, c_0, weight_tensors(weight_ih, weight_hh, bias_ih, bias_hh, weight_hr),
-              lengths, batch_sizes, cell, reverse);
+              lengths, batch_sizes, cell, reverse, dtype);
   const LayerShape& shape = layer.shape;
   check_tensor(reserve, "reserve", ScalarType::Float, 1);
   check_sizes(reserve, "reserve", {layer.reserve_floats(recompute)});
@@ -160,23 +164,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
 
   const auto wants = [wanted](int i) { return (wanted >> i & 1) != 0; };
   const int64_t gate_rows = traits(shape.cell).gates * shape.hidden;
-  Tensor grad_input = wants(0) ? layer.sequence.empty_like_input(shape.input) : empty({0});
+  Tensor grad_input =
+      wants(0) ? layer.sequence.empty_like_input(shape.input, ScalarType::Float) : empty({0});
   Tensor grad_h_0 = start_gradient(layer.state(grad_h_n, "grad_h_n", shape.output()), layer.rows(),
                                    shape.output());
   const float* dc_n = layer.state(grad_c_n, "grad_c_n", shape.hidden);
   Tensor grad_c_0 =
       layer.has_cell_state() ? start_gradient(dc_n, layer.rows(), shape.hidden) : empty({0});
-  Tensor grad_weight_ih = wants(3) ? empty({gate_rows, shape.input}) : empty({0});
-  Tensor grad_weight_hh = wants(4) ? empty({gate_rows, shape.output()}) : empty({0});
-  Tensor grad_bias_ih = wants(5) ? empty({gate_rows}) : empty({0});
-  Tensor grad_bias_hh = wants(6) ? empty({gate_rows}) : empty({0});
   RNNPACK_CHECK(!(wants(1) && !h_0) && !(wants(2) && !c_0),
                 "a gradient of an initial state is wanted that is not there");
   RNNPACK_CHECK(!wants(7) || shape.projection > 0,
                 "a gradient of weight_hr is wanted, but there is no projection");
-  Tensor grad_weight_hr = wants(7) ? empty({shape.projection, shape.hidden}) : empty({0});
-  const auto if_wanted = [&wants](int i, const Tensor& tensor) {
-    return wants(i) ? floats(tensor) : nullptr;
+  const ScalarType weight_dtype = weight_ih.scalar_type();
+  const auto weight_gradient = [&](int i, std::initializer_list<int64_t> sizes) {
+    return Result(wants(i) ? empty(sizes, weight_dtype) : empty({0}, weight_dtype));
+  };
+  Result grad_weight_ih = weight_gradient(3, {gate_rows, shape.input});
+  Result grad_weight_hh = weight_gradient(4, {gate_rows, shape.output()});
+  Result grad_bias_ih = weight_gradient(5, {gate_rows});
+  Result grad_bias_hh = weight_gradient(6, {gate_rows});
+  Result grad_weight_hr = weight_gradient(7, {shape.projection, shape.hidden});
+  const auto if_wanted = [&wants](int i, const Result& result) {
+    return wants(i) ? result.data() : nullptr;
   };
 
   BackwardProblem backward{};
@@ -198,11 +207,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
   return {grad_input,
           wants(1) ? grad_h_0 : empty({0}),
           wants(2) ? grad_c_0 : empty({0}),
-          grad_weight_ih,
-          grad_weight_hh,
-          grad_bias_ih,
-          grad_bias_hh,
-          grad_weight_hr};
+          grad_weight_ih.take(),
+          grad_weight_hh.take(),
+          grad_bias_ih.take(),
+          grad_bias_hh.take(),
+          grad_weight_hr.take()};
 }
 
 }  // namespace rnnpack::ops

@@ -9,8 +9,9 @@ CellKind cell_kind(int64_t cell) {
 }
 
 LayerShape check_weights(CellKind cell, const WeightTensors& t) {
-  check_tensor(*t.weight_ih, "weight_ih", ScalarType::Float, 2);
-  check_tensor(*t.weight_hh, "weight_hh", ScalarType::Float, 2);
+  const ScalarType dtype = t.weight_ih->scalar_type();
+  check_floating(*t.weight_ih, "weight_ih", 2);
+  check_tensor(*t.weight_hh, "weight_hh", dtype, 2);
   const int64_t gates = traits(cell).gates;
   const int64_t rows = t.weight_hh->size(0);
   const int64_t hidden = rows / gates;
@@ -22,7 +23,7 @@ LayerShape check_weights(CellKind cell, const WeightTensors& t) {
     RNNPACK_CHECK(cell == CellKind::kLstm, "only an LSTM can have a projection (weight_hr)");
     RNNPACK_CHECK(shape.projection > 0, "weight_hh must have proj_size > 0 columns, got shape ",
                   shape_text(*t.weight_hh));
-    check_tensor(*t.weight_hr, "weight_hr", ScalarType::Float, 2);
+    check_tensor(*t.weight_hr, "weight_hr", dtype, 2);
     check_sizes(*t.weight_hr, "weight_hr", {shape.projection, hidden});
   }
   check_sizes(*t.weight_ih, "weight_ih", {rows, shape.input});
@@ -30,24 +31,43 @@ LayerShape check_weights(CellKind cell, const WeightTensors& t) {
   for (const auto& [bias, name] :
        {std::pair{t.bias_ih, "bias_ih"}, std::pair{t.bias_hh, "bias_hh"}}) {
     if (bias == nullptr) continue;
-    check_tensor(*bias, name, ScalarType::Float, 1);
+    check_tensor(*bias, name, dtype, 1);
     check_sizes(*bias, name, {rows});
   }
   return shape;
 }
 
+DType panels_type(const Tensor& weight, std::optional<ScalarType> dtype) {
+  const ScalarType type = dtype.value_or(weight.scalar_type());
+  RNNPACK_CHECK(
+      type == weight.scalar_type() || (weight.scalar_type() == ScalarType::Float &&
+                                       (type == ScalarType::BFloat16 || type == ScalarType::Half)),
+      "panels have the dtype of their weights, or bfloat16 or float16 made of float32");
+  return type == ScalarType::BFloat16 ? DType::kBFloat16
+         : type == ScalarType::Half   ? DType::kHalf
+                                      : DType::kFloat;
+}
+
+DType check_storage(const Tensor& input, const Tensor& weight) {
+  RNNPACK_CHECK(
+      weight.scalar_type() == input.scalar_type() || weight.scalar_type() == ScalarType::Float,
+      "weights must have the input's dtype, or float32 to be rounded to it");
+  return dtype_of(input);
+}
+
 LayerWeights plain_weights(const WeightTensors& t, Dense& dense) {
   LayerWeights weights{};
-  const auto matrix = [&dense](const Tensor& tensor, const float*& data, int64_t& ld) {
+  weights.dtype = dtype_of(*t.weight_ih);
+  const auto matrix = [&dense](const Tensor& tensor, const void*& data, int64_t& ld) {
     const Tensor& rows = dense.rows(tensor);
-    data = floats(rows);
+    data = rows.data_ptr();
     ld = rows.stride(0);
   };
   matrix(*t.weight_ih, weights.weight_ih, weights.ld_ih);
   matrix(*t.weight_hh, weights.weight_hh, weights.ld_hh);
   if (t.weight_hr != nullptr) matrix(*t.weight_hr, weights.weight_hr, weights.ld_hr);
-  if (t.bias_ih != nullptr) weights.bias_ih = floats(dense.rows(*t.bias_ih));
-  if (t.bias_hh != nullptr) weights.bias_hh = floats(dense.rows(*t.bias_hh));
+  if (t.bias_ih != nullptr) weights.bias_ih = floats(dense.floats(*t.bias_ih));
+  if (t.bias_hh != nullptr) weights.bias_hh = floats(dense.floats(*t.bias_hh));
   return weights;
 }
 

@@ -20,6 +20,14 @@ CellKind cell_kind(int64_t cell);
 // checked against them.
 LayerShape check_weights(CellKind cell, const WeightTensors& tensors);
 
+// The type of panels made of `weight`: `dtype`, which is its own or, of float32, a 16-bit one;
+// none: its own.
+DType panels_type(const Tensor& weight, std::optional<ScalarType> dtype);
+
+// The type in which a call with this input multiplies plain weights like `weight`: the input's, to
+// which float32 weights are rounded.
+DType check_storage(const Tensor& input, const Tensor& weight);
+
 LayerWeights plain_weights(const WeightTensors& tensors, Dense& dense);
 
 }  // namespace rnnpack::ops

@@ -52,7 +52,7 @@ class Cell(RNNCellBase):
     def _run_op(self, input: Tensor, hx: Any) -> Any:
         """The short way for the commonest call; None where the op refuses: `forward` says why."""
         weights = self._weights()
-        if len(weights) == 1:  # packed
+        if len(weights) == 1 or input.dtype is not weights[0].dtype:  # packed, or to be refused
             return None
         cell = CELL_INDEX[self._cell()]
         has_cell_state = cell == _LSTM

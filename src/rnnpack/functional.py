@@ -6,6 +6,7 @@ The paths, best first:
   train      one native op per layer and direction, with its native gradient
   torch      torch's own kernels: other devices, float64, or no native library
   reference  plain torch operations: transforms, forward AD, and what torch's kernels lack
+  onnx       operators of ONNX, while torch.onnx.export runs
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -20,13 +22,15 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
-from rnnpack import ops
+from rnnpack import onnx, ops
 from rnnpack.ops import CELL_INDEX, CELLS, TrainInputs, is_direct, library_status, reference_train
 
 _NATIVE = library_status().loaded
 _NATIVE_DEVICES = ("cpu", "meta")
-_LOW_PRECISION = (torch.bfloat16, torch.float16)
-_NATIVE_DTYPES = (torch.float32, *_LOW_PRECISION)
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+_NATIVE_DTYPES = (torch.float32, *_SIXTEEN_BITS)
+# Paths that take float32 weights in an autocast region and round them themselves.
+_ROUNDING_PATHS = ("infer", "train", "reference")
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
@@ -72,6 +76,7 @@ class Call(NamedTuple):
     input: [L, N, H_in], [N, L, H_in] if `stack.batch_first`, or [sum(batch_sizes), H_in].
     h_0, c_0: [directions * layers, N, .]; None: zero. weights: see `Weights`.
     lengths: int64 [N] or None; excludes batch_sizes, int64 [L] of a packed sequence, or None.
+    dtype: in which weights are multiplied, rounded to it if need be; None: their own.
     """
 
     stack: Stack
@@ -81,6 +86,7 @@ class Call(NamedTuple):
     weights: Weights
     lengths: Tensor | None = None
     batch_sizes: Tensor | None = None
+    dtype: torch.dtype | None = None
 
     @property
     def directions(self) -> int:
@@ -90,13 +96,26 @@ class Call(NamedTuple):
     def has_cell_state(self) -> bool:
         return CELLS[CELL_INDEX[self.stack.cell]].has_cell_state
 
-    def cast(self, dtype: torch.dtype) -> Call:
+    def cast(self, dtype: torch.dtype, *, keep_float32_weights: bool) -> Call:
         """The same call with its floating tensors in another dtype."""
+
+        def stays(weight: Tensor) -> bool:
+            return not weight.is_floating_point() or (
+                keep_float32_weights and weight.dtype == torch.float32
+            )
+
+        weights = [weight if stays(weight) else weight.to(dtype) for weight in self.weights]
+        return self._with_rows(dtype)._replace(weights=weights)
+
+    def widened(self) -> Call:
+        """The same 16-bit call with input and states in float32, weights multiplied as before."""
+        return self._with_rows(torch.float32)._replace(dtype=self.input.dtype)
+
+    def _with_rows(self, dtype: torch.dtype) -> Call:
         return self._replace(
             input=self.input.to(dtype),
             h_0=None if self.h_0 is None else self.h_0.to(dtype),
             c_0=None if self.c_0 is None else self.c_0.to(dtype),
-            weights=[w.to(dtype) if w.is_floating_point() else w for w in self.weights],
         )
 
     def layer(self, index: int, input: Tensor) -> Call:
@@ -130,36 +149,38 @@ class Call(NamedTuple):
             CELL_INDEX[self.stack.cell],
             d == 1,
             self.stack.recompute,
+            self.dtype,
         )
 
 
 def run(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """Run a stack of layers; returns `(output, h_n, c_n)`, c_n None without a cell state."""
-    run_path = _PATHS[choose(call)]
-    compute, result = _precision(call.input)
-    if compute is None:
-        output, h_n, c_n = run_path(call)
+    path = choose(call)
+    autocast = _autocast(call.input)
+    if autocast is None:
+        output, h_n, c_n = _PATHS[path](call)
     else:
-        with torch.autocast("cpu", enabled=False):
-            output, h_n, c_n = run_path(call.cast(compute))
-        output, h_n, c_n = output.to(result), h_n.to(result), c_n.to(result)
+        device, dtype = autocast
+        call = call.cast(dtype, keep_float32_weights=path in _ROUNDING_PATHS)
+        with torch.autocast(device, enabled=False):
+            output, h_n, c_n = _PATHS[path](call)
     return output, h_n, c_n if call.has_cell_state else None
 
 
-def _precision(input: Tensor) -> tuple[torch.dtype | None, torch.dtype]:
-    """The dtype to compute in (None: the input's own, nothing to cast) and that of the results.
+def _autocast(input: Tensor) -> tuple[str, torch.dtype] | None:
+    """The autocast region that a call with this input runs in: its device type and dtype.
 
-    16-bit tensors and autocast regions are computed in float32: the results differ from it by one
-    rounding. On other devices torch's kernels have rules of their own.
+    One rule for every layer, cell and device, that of `nn.Linear`: input, states and weights are
+    rounded to the region's dtype, and output and states come in it; float64 is left alone.
     """
     device = input.device.type
-    if device not in _NATIVE_DEVICES or not _NATIVE:
-        return None, input.dtype
-    if torch.is_autocast_enabled("cpu") and input.dtype in _NATIVE_DTYPES:
-        return torch.float32, torch.get_autocast_dtype("cpu")
-    if input.dtype in _LOW_PRECISION:
-        return torch.float32, input.dtype
-    return None, input.dtype
+    if device == "meta":
+        device = "cpu"  # shapes alone: those of a call on the CPU
+    if input.dtype not in _NATIVE_DTYPES or not (
+        device == "cpu" or torch.amp.is_autocast_available(device)
+    ):
+        return None
+    return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
 
 
 def op_may_run_at_once(input: object) -> bool:
@@ -202,6 +223,8 @@ def needs_gradient(call: Call) -> bool:
 def choose(call: Call) -> str:
     """The path's name; `explain` says why."""
     input = call.input
+    if torch.compiler.is_compiling() and onnx.is_exporting():
+        return "onnx"
     if _transformed(input, call.weights):
         return "reference"
     if not _NATIVE or input.device.type not in _NATIVE_DEVICES or input.dtype not in _NATIVE_DTYPES:
@@ -273,11 +296,19 @@ def _why_not_native(path: str, input: Tensor, weights: Weights) -> str:
 
 
 def _infer(call: Call) -> Results:
+    return _in_one_op(ops.infer, call)
+
+
+def _onnx(call: Call) -> Results:
+    return _in_one_op(onnx.trace_stack, call)
+
+
+def _in_one_op(op: Callable[..., Results], call: Call) -> Results:
     stack = call.stack
     if stack.dropout > 0 and stack.num_layers > 1:
-        return _layer_by_layer(_infer, call)
-    return ops.infer(  # type: ignore[no-any-return]
-        *call[1:],
+        return _layer_by_layer(partial(_in_one_op, op), call)
+    return op(
+        *call[1:-1],
         CELL_INDEX[stack.cell],
         stack.num_layers,
         stack.hidden_size,
@@ -288,16 +319,29 @@ def _infer(call: Call) -> Results:
 
 
 def _train(call: Call) -> Results:
-    return _layer_by_layer(lambda layer: _each_direction(ops.train, layer), call)
+    return _in_float32(ops.train, call)
 
 
 def _reference(call: Call) -> Results:
-    return _layer_by_layer(lambda layer: _each_direction(reference_train, layer), call)
+    return _in_float32(reference_train, call)
+
+
+def _in_float32(run_direction: Callable[[TrainInputs], tuple[Tensor, ...]], call: Call) -> Results:
+    """Layers and directions one by one; of 16-bit tensors, weights alone are used in 16 bits."""
+
+    def run_layer(layer: Call) -> Results:
+        return _each_direction(run_direction, layer)
+
+    dtype = call.input.dtype
+    if dtype not in _SIXTEEN_BITS:
+        return _layer_by_layer(run_layer, call)
+    output, h_n, c_n = _layer_by_layer(run_layer, call.widened())
+    return output.to(dtype), h_n.to(dtype), c_n.to(dtype)
 
 
 def _torch(call: Call) -> Results:
     """Torch's own kernel, weights handed over as they are."""
-    stack, input, h_0, c_0, weights, _, batch_sizes = call
+    stack, input, h_0, c_0, weights, _, batch_sizes, _ = call
     stacks = stack.num_layers * call.directions
     if batch_sizes is not None:
         batch = int(batch_sizes[0])
@@ -323,6 +367,7 @@ _PATHS: dict[str, Callable[[Call], Results]] = {
     "train": _train,
     "torch": _torch,
     "reference": _reference,
+    "onnx": _onnx,
 }
 
 

@@ -151,13 +151,16 @@ class Recurrent(torch.nn.RNNBase):
         if self.training and self.dropout > 0:
             return None
         has_cell_state = self.mode == "LSTM"
+        weights = self._flat_weights
+        if input.dtype is not self._dtype(weights):
+            return None  # the op would round float32 weights to it, as under autocast
         try:
             h_0, c_0 = functional.states_of(hx, has_cell_state=has_cell_state)
             output, h_n, c_n = ops.infer_at_once(
                 input,
                 h_0,
                 c_0,
-                self._flat_weights,
+                weights,
                 None,
                 None,
                 _CELL_OF_MODE[self.mode],
@@ -204,7 +207,7 @@ class Recurrent(torch.nn.RNNBase):
             ValueError: the layer is bidirectional (its reverse direction needs the end of the
                 sequence), or batch_size < 1.
             RuntimeError: there is no native library.
-            TypeError: the weights are not float32 on the CPU.
+            TypeError: the weights are not float32, bfloat16 or float16 on the CPU.
         """
         if self.bidirectional:
             raise ValueError(
@@ -218,10 +221,13 @@ class Recurrent(torch.nn.RNNBase):
         cell = CELL_INDEX[self._cell()]
         refresh(self)
         packed = self._flat_weights
+        dtype = self._dtype(packed)
         if packed[0].dtype != torch.uint8:
             packed = pack_weights(self._cell(), packed, self.num_layers)
         sizes = (self.input_size, self.hidden_size, self.proj_size)
-        return Stream(cell, sizes, batch_size, packed, has_cell_state=CELLS[cell].has_cell_state)
+        return Stream(
+            cell, dtype, sizes, batch_size, packed, has_cell_state=CELLS[cell].has_cell_state
+        )
 
     @staticmethod
     def _state(h_n: Tensor, c_n: Tensor | None) -> Any:

@@ -19,7 +19,7 @@ _NATIVE = library_status().loaded
 _NO_NATIVE = f"packed weights need the native library: {library_status().reason}"
 
 
-def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
+def pack(model: nn.Module, *, keep: bool = False, dtype: torch.dtype | None = None) -> Conversion:
     """Turn every recurrent layer of `model` into an inference layer with packed weights, in place.
 
     It takes torch.nn's layers and rnnpack's. The packed weights are a snapshot: they hold what the
@@ -30,12 +30,15 @@ def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
     Args:
         model: any module; may itself be a layer.
         keep: keep the parameters beside the packed weights; else they are freed.
+        dtype: torch.bfloat16 or torch.float16: round float32 weights to it, in half the memory.
+            Inputs, states, outputs and arithmetic stay float32, and so do biases. None: as they
+            are.
     Returns:
         A `Conversion`, as `rnnpack.convert` returns it.
     Raises:
         RuntimeError: there is no native library.
-        TypeError: a layer's weights are not float32 on the CPU; or `keep` is set and a layer is
-            pruned or parametrized.
+        TypeError: a layer's weights are not float32, bfloat16 or float16 on the CPU, or cannot be
+            rounded to `dtype`; or `keep` is set and a layer is pruned or parametrized.
     """
     if not _NATIVE:
         raise RuntimeError(_NO_NATIVE)
@@ -43,7 +46,7 @@ def pack(model: nn.Module, *, keep: bool = False) -> Conversion:
     try:
         report = convert(model)
         packed = {
-            name: _pack_weights(module, keep=keep)
+            name: _pack_weights(module, keep=keep, dtype=dtype)
             for name, module in model.named_modules()
             if plain_class(module) in _PACKED
         }
@@ -65,7 +68,7 @@ def _weight_names(module: nn.Module) -> list[list[str]]:
     return [names if module.bias else names[:2]]
 
 
-def _pack_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+def _pack_weights(module: nn.Module, *, keep: bool, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """The packed weights of a layer or cell, by the names of the buffers they will be."""
     assert isinstance(module, Recurrent | Cell)
     groups = _weight_names(module)
@@ -75,7 +78,7 @@ def _pack_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
         )
     refresh(module)
     weights = [getattr(module, name) for group in groups for name in group]
-    packed = pack_weights(module._cell(), weights, len(groups))
+    packed = pack_weights(module._cell(), weights, len(groups), dtype)
     names = ["packed" + group[0].removeprefix("weight_ih") for group in groups]
     return dict(zip(names, packed, strict=True))
 
@@ -83,6 +86,7 @@ def _pack_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 def _settle(module: nn.Module, packed: dict[str, Tensor], *, keep: bool) -> None:
     """Make a packed layer of a layer whose weights have been packed."""
     names = [name for group in _weight_names(module) for name in group]
+    dtype = getattr(module, names[0]).dtype
     module.__class__ = _PACKED[plain_class(module)]
     if not keep:
         drop(module)
@@ -90,6 +94,7 @@ def _settle(module: nn.Module, packed: dict[str, Tensor], *, keep: bool) -> None
         module._buffers.clear()
         for name in names:
             module.__dict__.pop(name, None)
+    module.packed_from = dtype
     for name, tensor in packed.items():
         module.register_buffer(name, tensor)
 
@@ -101,7 +106,7 @@ class _Packed:
         return [buffer for name, buffer in self._buffers.items() if name.startswith("packed")]
 
     def _dtype(self: Any, weights: list[Tensor]) -> torch.dtype:
-        return torch.float32
+        return self.packed_from  # type: ignore[no-any-return]
 
     def forward(self: Any, input: Any, hx: Any = None, **options: Any) -> Any:
         """Run as the layer does, on the packed weights; refuse where a gradient would be needed."""

@@ -24,6 +24,7 @@ class Stream:
     def __init__(
         self,
         cell: int,
+        dtype: torch.dtype,
         sizes: tuple[int, int, int],
         batch_size: int,
         packed: list[Tensor],
@@ -36,8 +37,10 @@ class Stream:
         layers = len(packed)
         self._h = _empty(layers, batch_size, self._output_size).zero_()
         self._c = _empty(layers, batch_size, hidden_size).zero_() if has_cell_state else None
-        self._new_empty = self._h.new_empty  # float32 on the CPU, whatever torch's defaults are
-        self._run = NativeStream(cell, sizes, batch_size, packed, self._h, self._c).run
+        self._dtype = dtype
+        # On the CPU and of this dtype, whatever torch's defaults are.
+        self._new_empty = self._h.new_empty((), dtype=dtype).new_empty
+        self._run = NativeStream(cell, dtype, sizes, batch_size, packed, self._h, self._c).run
         self._step_shapes = ((batch_size, self._input_size), (batch_size, self._output_size))
 
     def step(self, input: Tensor) -> Tensor:
@@ -45,12 +48,12 @@ class Stream:
 
         Raises:
             RuntimeError: another shape.
-            TypeError: another dtype than float32, another device than the CPU.
+            TypeError: another dtype than the layer's, another device than the CPU.
         """
         shape, output_shape = self._step_shapes
         if (
             input.shape != shape
-            or input.dtype is not torch.float32
+            or input.dtype is not self._dtype
             or not input.is_cpu
             or not input.is_contiguous()
         ):
@@ -72,7 +75,7 @@ class Stream:
     def state(self) -> Any:
         """A copy of the state as the layer returns it; set it to go on from another.
 
-        h_n, or (h_n, c_n) of an LSTM, each [layers, N, .].
+        h_n, or (h_n, c_n) of an LSTM, each [layers, N, .], float32 whatever the layer's dtype.
 
         Raises:
             RuntimeError: set to other shapes.
@@ -113,14 +116,13 @@ class Stream:
             "a stream cannot be copied or pickled: make another with layer.stream(), set its state"
         )
 
-    @staticmethod
-    def _checked(input: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _checked(self, input: Tensor, shape: tuple[int, ...]) -> Tensor:
         if tuple(input.shape) != shape:
             raise RuntimeError(f"expected an input of shape {list(shape)}, got {list(input.shape)}")
-        if input.dtype != torch.float32 or input.device.type != "cpu":
+        if input.dtype != self._dtype or input.device.type != "cpu":
             raise TypeError(
-                f"expected a float32 input on the CPU, got {input.dtype} on {input.device}; "
-                "use input.float().cpu()"
+                f"expected a {self._dtype} input on the CPU, got {input.dtype} on {input.device}; "
+                f"use input.to('cpu', {self._dtype})"
             )
         return input.contiguous()
 

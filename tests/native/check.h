@@ -2,6 +2,7 @@
 // access, random numbers.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -132,6 +133,116 @@ inline float float_of(uint32_t bits) {
   std::memcpy(&x, &bits, sizeof x);
   return x;
 }
+
+// The nearest number of a 16-bit type, ties to even, by way of double: `digits` of its mantissa,
+// smallest exponent, largest value. Infinity and NaN stay what they are.
+inline float rounded(float x, int digits, int smallest, double largest) {
+  if (!std::isfinite(x) || x == 0.0f) return x;
+  const int exponent = std::max(std::ilogb(x), smallest);
+  const double step = std::ldexp(1.0, exponent - digits + 1);
+  const double nearest = std::nearbyint(static_cast<double>(x) / step) * step;
+  return std::abs(nearest) > largest ? std::copysign(std::numeric_limits<float>::infinity(), x)
+                                     : static_cast<float>(nearest);
+}
+inline float rounded(float x, DType type) {
+  switch (type) {
+    case DType::kFloat: return x;
+    case DType::kBFloat16: return rounded(x, 8, -126, 0x1.fep127);
+    case DType::kHalf: return rounded(x, 11, -14, 65504.0);
+  }
+  return x;
+}
+
+// The bits of a number that `type` has, and back.
+inline uint16_t half_bits(float x) {
+  const uint32_t sign = bits_of(x) >> 16 & 0x8000;
+  const double magnitude = std::abs(static_cast<double>(x));
+  if (std::isnan(x)) return static_cast<uint16_t>(sign | 0x7e00);
+  if (std::isinf(x)) return static_cast<uint16_t>(sign | 0x7c00);
+  if (magnitude < 0x1p-14) return static_cast<uint16_t>(sign | std::lround(magnitude * 0x1p24));
+  const int exponent = std::ilogb(magnitude);
+  const auto fraction = std::lround((std::ldexp(magnitude, -exponent) - 1) * 1024);
+  return static_cast<uint16_t>(sign | ((exponent + 15) << 10) | fraction);
+}
+inline float half_value(uint16_t bits) {
+  const int exponent = bits >> 10 & 31;
+  const double fraction = bits & 1023;
+  double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1 + fraction / 1024, exponent - 15);
+  if (exponent == 31)
+    magnitude = fraction == 0 ? std::numeric_limits<double>::infinity() : static_cast<double>(kNan);
+  return static_cast<float>((bits & 0x8000) != 0 ? -magnitude : magnitude);
+}
+
+// Numbers in memory of a storage type, of exact size; each reads as the float that it was rounded
+// to.
+class Stored {
+ public:
+  // Starts as NaN, which all ones are in every type.
+  Stored(DType type, int64_t size)
+      : type_(type), size_(size), bytes_(ceil_div(size * size_of(type), 4)) {
+    if (size > 0) std::memset(bytes_.data(), 0xff, static_cast<size_t>(bytes_.size()) * 4);
+  }
+  Stored(DType type, const Floats& from) : Stored(type, from.size()) {
+    for (int64_t i = 0; i < size_; ++i) set(i, from[i]);
+  }
+
+  void* data() const { return bytes_.data(); }
+  int64_t size() const { return size_; }
+  float operator[](int64_t i) const {
+    if (type_ == DType::kFloat) return bytes_[i];
+    uint16_t bits;
+    std::memcpy(&bits, element(bytes_.data(), type_, i), sizeof bits);
+    return type_ == DType::kHalf ? half_value(bits) : float_of(static_cast<uint32_t>(bits) << 16);
+  }
+  void set(int64_t i, float value) const {
+    const float x = rounded(value, type_);
+    const uint16_t bits =
+        type_ == DType::kHalf ? half_bits(x) : static_cast<uint16_t>(bits_of(x) >> 16);
+    if (type_ == DType::kFloat) {
+      bytes_[i] = x;
+    } else {
+      std::memcpy(element(bytes_.data(), type_, i), &bits, sizeof bits);
+    }
+  }
+  bool same_bits(const Stored& other) const {
+    return size_ == other.size_ &&
+           std::memcmp(data(), other.data(), static_cast<size_t>(size_ * size_of(type_))) == 0;
+  }
+
+ private:
+  DType type_;
+  int64_t size_;
+  Floats bytes_;
+};
+
+inline constexpr DType kAllTypes[] = {DType::kFloat, DType::kBFloat16, DType::kHalf};
+inline const char* type_name(DType type) {
+  constexpr const char* kNames[kDTypes] = {"float32", "bfloat16", "float16"};
+  return kNames[index(type)];
+}
+
+// Where element (kk, j) of panel p lies among the elements of a packed matrix of k rows: bfloat16
+// has rows 2i and 2i + 1 in the halves of one lane.
+inline int64_t place_of(const PanelMap& map, int64_t p, int64_t k, int64_t kk, int64_t j) {
+  const int64_t rows = map.type == DType::kBFloat16 ? 2 : 1;
+  const int64_t byte = map.offset_of(p, k) + map.row_offset(p, kk - kk % rows) +
+                       j * map.lane_bytes() + kk % rows * size_of(map.type);
+  return byte / size_of(map.type);
+}
+inline int64_t elements_of(const PanelMap& map, int64_t k) {
+  return map.bytes(k) / size_of(map.type);
+}
+
+// The types of plain weights and of what is made of them.
+struct Conversion {
+  DType from, to;
+};
+inline constexpr Conversion kConversions[] = {{DType::kFloat, DType::kFloat},
+                                              {DType::kFloat, DType::kBFloat16},
+                                              {DType::kFloat, DType::kHalf},
+                                              {DType::kBFloat16, DType::kBFloat16},
+                                              {DType::kHalf, DType::kHalf}};
 
 // Every table that this processor can run.
 inline std::vector<const KernelTable*> tables() {

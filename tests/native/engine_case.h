@@ -28,6 +28,7 @@ struct Case {
   bool states = true;
   bool direct = false;
   bool train = false;  // one layer and direction that keeps what its backward pass needs
+  Conversion types = {DType::kFloat, DType::kFloat};  // of plain weights and of panels
 
   int64_t output() const { return projection > 0 ? projection : hidden; }
   std::string text() const {
@@ -39,7 +40,8 @@ struct Case {
              : form == Form::kLengths ? ", lengths"
                                       : ", packed")
          << (batch_first ? ", batch first" : "") << (bias ? "" : ", no bias")
-         << (states ? "" : ", no states") << (direct ? ", direct" : "") << (train ? ", train" : "");
+         << (states ? "" : ", no states") << (direct ? ", direct" : "") << (train ? ", train" : "")
+         << ", " << type_name(types.from) << " to " << type_name(types.to);
     return text.str();
   }
 };
@@ -158,21 +160,22 @@ inline ExactResult exact_stack(const Case& k, const Exact& from, const Rows& row
 // The weights of one layer and direction; NaN lies between the rows of its matrices.
 struct Layer {
   int64_t input, gap;
-  Floats ih, hh, hr, bias_ih, bias_hh;
+  Stored ih, hh, hr;
+  Floats bias_ih, bias_hh;
 
   Layer(const Case& k, int64_t input_size, Random& random)
       : input(input_size),
         gap(input_size % 3),
-        ih(k.hidden * traits(k.cell).gates * (input + gap)),
-        hh(k.hidden * traits(k.cell).gates * (k.output() + gap)),
-        hr(k.projection * (k.hidden + gap)),
+        ih(k.types.from, k.hidden * traits(k.cell).gates * (input + gap)),
+        hh(k.types.from, k.hidden * traits(k.cell).gates * (k.output() + gap)),
+        hr(k.types.from, k.projection * (k.hidden + gap)),
         bias_ih(k.hidden * traits(k.cell).gates),
         bias_hh(k.hidden * traits(k.cell).gates) {
     const auto scale = static_cast<float>(1.5 / std::sqrt(static_cast<double>(k.hidden)));
     for (const auto& [matrix, columns] :
          {std::pair{&ih, input}, std::pair{&hh, k.output()}, std::pair{&hr, k.hidden}}) {
       for (int64_t i = 0; i < matrix->size(); ++i) {
-        if (i % (columns + gap) < columns) (*matrix)[i] = random.uniform(scale);
+        if (i % (columns + gap) < columns) matrix->set(i, random.uniform(scale));
       }
     }
     random.fill(bias_ih, scale);
@@ -180,10 +183,10 @@ struct Layer {
   }
 
   ExactWeights exact(const Case& k) const {
-    const auto matrix = [this](const Floats& from, int64_t columns) {
+    const auto matrix = [this, &k](const Stored& from, int64_t columns) {
       Vector dense;
       for (int64_t i = 0; i < from.size(); ++i) {
-        if (i % (columns + gap) < columns) dense.push_back(from[i]);
+        if (i % (columns + gap) < columns) dense.push_back(rounded(from[i], k.types.to));
       }
       return dense;
     };
@@ -221,7 +224,7 @@ class Setup {
       layers_.emplace_back(k, i < k.directions ? k.input : k.directions * k.output(), random);
     }
     for (const Layer& l : layers_) {
-      weights_.push_back({nullptr, l.ih.data(), l.hh.data(),
+      weights_.push_back({nullptr, k.types.from, l.ih.data(), l.hh.data(),
                           k.projection > 0 ? l.hr.data() : nullptr, l.input + l.gap,
                           k.output() + l.gap, k.hidden + l.gap, k.bias ? l.bias_ih.data() : nullptr,
                           k.bias ? l.bias_hh.data() : nullptr});
@@ -264,20 +267,14 @@ class Setup {
       const LayerShape shape{.cell = k_.cell,
                              .input = layers_[static_cast<size_t>(i)].input,
                              .hidden = k_.hidden,
-                             .projection = k_.projection};
-      packed_.emplace_back(shape.packed_floats());
+                             .projection = k_.projection,
+                             .storage = k_.types.to};
+      packed_.emplace_back(shape.packed_bytes() / 4);
       pack_layer(table_, shape, weights_[static_cast<size_t>(i)], packed_.back().data());
     }
     for (int64_t i = 0; i < stacks_; ++i) {
-      weights_[static_cast<size_t>(i)] = {packed_[static_cast<size_t>(i)].data(),
-                                          nullptr,
-                                          nullptr,
-                                          nullptr,
-                                          0,
-                                          0,
-                                          0,
-                                          nullptr,
-                                          nullptr};
+      weights_[static_cast<size_t>(i)] = LayerWeights{};
+      weights_[static_cast<size_t>(i)].packed = packed_[static_cast<size_t>(i)].data();
     }
   }
 
@@ -295,6 +292,7 @@ class Setup {
   Problem problem(const Outputs& to) const {
     Problem p{};
     p.cell = k_.cell;
+    p.storage = k_.types.to;
     p.input_size = k_.input;
     p.hidden = k_.hidden;
     p.projection = k_.projection;

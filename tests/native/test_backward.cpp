@@ -348,6 +348,12 @@ std::vector<Case> cases() {
     add(3, 97, 0, false, 2, 2, Form::kEqual, true);   // sums over gates longer than kLongestSum
     add(3, 9, 0, true, 140, 1, Form::kEqual, true);   // more than one block of rows
     add(2, 3, 0, false, 3, 130, Form::kEqual, true);  // a step of more rows than a block
+    for (const Conversion types : kConversions) {     // panels of 16 bits
+      if (types.to == DType::kFloat) continue;
+      const bool projected = kind == CellKind::kLstm;
+      add(5, 19, projected ? 7 : 0, true, 4, 3, Form::kLengths, true);
+      found.back().types = types;
+    }
   }
   return found;
 }

@@ -237,6 +237,43 @@ std::vector<Case> cases() {
                      .steps = 2,
                      .count = 1});
   }
+  // Panels of 16 bits, of weights that have that type or are rounded to it.
+  for (const Conversion types : kConversions) {
+    if (types.to == DType::kFloat) continue;
+    found.push_back({.cell = CellKind::kLstm,
+                     .input = 7,
+                     .hidden = 37,
+                     .projection = 21,
+                     .layers = 2,
+                     .directions = 2,
+                     .reverse = false,
+                     .steps = 5,
+                     .count = 3,
+                     .form = Form::kLengths,
+                     .types = types});
+    found.push_back({.cell = CellKind::kGru,
+                     .input = 5,
+                     .hidden = 19,
+                     .projection = 0,
+                     .layers = 2,
+                     .directions = 1,
+                     .reverse = false,
+                     .steps = 6,
+                     .count = 7,
+                     .types = types});
+    found.push_back({.cell = CellKind::kRnnTanh,
+                     .input = 3,
+                     .hidden = 33,
+                     .projection = 0,
+                     .layers = 1,
+                     .directions = 1,
+                     .reverse = true,
+                     .steps = 5,
+                     .count = 4,
+                     .form = Form::kPacked,
+                     .train = true,
+                     .types = types});
+  }
   return found;
 }
 

@@ -29,11 +29,12 @@ Sum exact_sum(double start, int64_t k, const float* a, Weight weight) {
 
 // A tile at given columns of rows that hold other things, too, from row first_k of its panels on;
 // `wider` panels lie in its group beyond its own.
-void check_tile(const KernelTable& table, Random& random, int rows, int panels, int64_t first_k,
-                int64_t k, int wider, bool with_bias) {
-  const int64_t b_stride = (panels + wider) * kPanel;
-  const Floats b(k == 0 ? 0 : (k - 1) * b_stride + panels * kPanel);
-  random.fill(b, 1.0f);
+void check_tile(const KernelTable& table, DType type, Random& random, int rows, int panels,
+                int64_t first_k, int64_t k, int wider, bool with_bias) {
+  const PanelMap map = plain_panels((panels + wider) * kPanel, panels + wider, type);
+  const Floats values(elements_of(map, k));
+  random.fill(values, 1.0f);
+  const Stored b(type, values);
   const RowBuffers a(rows, first_k + k);
   for (int i = 0; i < rows; ++i) {
     for (int64_t kk = first_k; kk < first_k + k; ++kk) a[i][kk] = random.uniform(1.0f);
@@ -56,8 +57,9 @@ void check_tile(const KernelTable& table, Random& random, int rows, int panels, 
     start.emplace_back(c[i].data(), c[i].data() + width);
   }
 
-  table.gemm.tile[rows - 1][panels - 1](first_k, k, a.const_rows(), b.data(), b_stride, columns,
-                                        with_bias ? bias.data() : nullptr, c.rows());
+  table.gemm[index(type)].tile[rows - 1][panels - 1](first_k, k, a.const_rows(), b.data(),
+                                                     map.row_stride(0), columns,
+                                                     with_bias ? bias.data() : nullptr, c.rows());
 
   for (int i = 0; i < rows; ++i) {
     std::vector<bool> written(static_cast<size_t>(width), false);
@@ -68,7 +70,7 @@ void check_tile(const KernelTable& table, Random& random, int rows, int panels, 
         const double from =
             with_bias ? bias[column] : start[static_cast<size_t>(i)][static_cast<size_t>(column)];
         const Sum sum = exact_sum(from, k, a[i].data() + first_k,
-                                  [&](int64_t kk) { return b[kk * b_stride + p * kPanel + j]; });
+                                  [&](int64_t kk) { return b[place_of(map, p, k, kk, j)]; });
         expect_close(c[i][column], sum.value, sum.bound, isa_name(table.isa), " tile ", rows, " x ",
                      panels, ", k ", k, ", row ", i, ", column ", column);
       }
@@ -83,16 +85,21 @@ void check_tile(const KernelTable& table, Random& random, int rows, int panels, 
 void tiles() {
   Random random;
   for (const KernelTable* table : tables()) {
-    const GemmKernels& gemm = table->gemm;
-    expect(gemm.max_rows >= 1 && gemm.max_rows <= kMaxTileRows, "max_rows is ", gemm.max_rows);
-    for (int rows = 1; rows <= gemm.max_rows; ++rows) {
-      const int most = gemm.panels[rows - 1];
-      expect(most >= 1 && most <= kMaxTilePanels, isa_name(table->isa), ": tiles of ", rows,
-             " rows have ", most, " panels");
-      for (int panels = 1; panels <= most; ++panels) {
-        for (const int64_t k : {0, 1, 2, 3, 7, 16, 33, 150}) {
-          check_tile(*table, random, rows, panels, 0, k, static_cast<int>(k % 3), k % 2 == 0);
-          check_tile(*table, random, rows, panels, 1 + k % 6, k, 0, k % 2 == 1);
+    for (const DType type : kAllTypes) {
+      const GemmKernels& gemm = table->gemm[index(type)];
+      expect(gemm.panels_type == type, isa_name(table->isa), ": tiles of ", type_name(type),
+             " are others");
+      expect(gemm.max_rows >= 1 && gemm.max_rows <= kMaxTileRows, "max_rows is ", gemm.max_rows);
+      for (int rows = 1; rows <= gemm.max_rows; ++rows) {
+        const int most = gemm.panels[rows - 1];
+        expect(most >= 1 && most <= kMaxTilePanels, isa_name(table->isa), ": tiles of ", rows,
+               " rows have ", most, " panels");
+        for (int panels = 1; panels <= most; ++panels) {
+          for (const int64_t k : {0, 1, 2, 3, 7, 16, 33, 150}) {
+            check_tile(*table, type, random, rows, panels, 0, k, static_cast<int>(k % 3),
+                       k % 2 == 0);
+            check_tile(*table, type, random, rows, panels, 1 + k % 6, k, 0, k % 2 == 1);
+          }
         }
       }
     }
@@ -107,10 +114,12 @@ std::string describe(const KernelTable& table, int64_t rows, int64_t k, int64_t 
 
 // All panels of a matrix for all rows: against double, then the same bits row by row and range by
 // range.
-void check_product(const KernelTable& table, Random& random, const PanelMap& map, int64_t width,
-                   int64_t rows, int64_t k) {
-  const Floats b(map.floats(k));
-  random.fill(b, 1.0f);
+void check_product(const KernelTable& table, DType type, Random& random, const PanelMap& map,
+                   int64_t width, int64_t rows, int64_t k) {
+  const GemmKernels& gemm = table.gemm[index(type)];
+  const Floats values(elements_of(map, k));
+  random.fill(values, 1.0f);
+  const Stored b(type, values);
   const Floats bias(width);
   random.fill(bias, 1.0f);
   const Floats zeros(width, 0.0f);
@@ -118,35 +127,32 @@ void check_product(const KernelTable& table, Random& random, const PanelMap& map
       product(rows, width), added(rows, width);
   for (int64_t i = 0; i < rows; ++i) random.fill(a[i], 1.0f);
 
-  multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, bias.data(),
-           whole.rows());
+  multiply(gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, bias.data(), whole.rows());
   for (int64_t i = 0; i < rows; ++i) {
-    multiply(table.gemm, 1, k, a.const_rows() + i, b.data(), map, 0, map.count, bias.data(),
+    multiply(gemm, 1, k, a.const_rows() + i, b.data(), map, 0, map.count, bias.data(),
              alone.rows() + i);
   }
   for (int64_t first = 0; first < map.count;) {
     const int64_t last = std::min(first + 1 + first % 3, map.count);
-    multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, first, last, bias.data(),
-             ranges.rows());
+    multiply(gemm, rows, k, a.const_rows(), b.data(), map, first, last, bias.data(), ranges.rows());
     first = last;
   }
-  multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, zeros.data(),
+  multiply(gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, zeros.data(),
            product.rows());
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < width; ++j) added[i][j] = bias[j];
   }
-  multiply(table.gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, nullptr, added.rows());
+  multiply(gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, nullptr, added.rows());
 
-  const std::string text = describe(table, rows, k, map.count);
+  const std::string text = describe(table, rows, k, map.count) + ", " + type_name(type);
   std::vector<bool> covered(static_cast<size_t>(width), false);
   for (int64_t p = 0; p < map.count; ++p) {
     for (int64_t j = 0; j < kPanel; ++j) {
       const int64_t column = map.column(p) + j;
       covered[static_cast<size_t>(column)] = true;
       for (int64_t i = 0; i < rows; ++i) {
-        const Sum sum = exact_sum(bias[column], k, a[i].data(), [&](int64_t kk) {
-          return b[map.offset_of(p, k) + kk * map.row_stride(p) + j];
-        });
+        const Sum sum = exact_sum(bias[column], k, a[i].data(),
+                                  [&](int64_t kk) { return b[place_of(map, p, k, kk, j)]; });
         expect_close(whole[i][column], sum.value, sum.bound, text, ", row ", i, ", column ",
                      column);
         // Of a longer product the parts are added one by one.
@@ -170,24 +176,29 @@ void check_product(const KernelTable& table, Random& random, const PanelMap& map
 void products() {
   Random random;
   for (const KernelTable* table : tables()) {
-    for (int64_t rows = 1; rows <= 2 * table->gemm.max_rows + 1; ++rows) {
+    for (int64_t rows = 1; rows <= 2 * table->gemm[0].max_rows + 1; ++rows) {
+      const DType type = kAllTypes[rows % kDTypes];
       const auto group = static_cast<int32_t>(1 + rows % kGroup);
       for (int cell = 0; cell < kCellKinds; ++cell) {
         const CellTraits& traits = kCellTraits[cell];
         const GateLayout layout{5 + 7 * (rows % 6), traits.slots};
         const int* slot_of = rows % 2 == 0 ? traits.ih_slot : traits.hh_slot;
-        check_product(*table, random, gate_panels(layout, traits, slot_of, group), layout.columns(),
-                      rows, 2 * rows - 1);
+        check_product(*table, type, random, gate_panels(layout, traits, slot_of, group, type),
+                      layout.columns(), rows, 2 * rows - 1);
       }
-      check_product(*table, random, plain_panels(7 * rows, group), round_up(7 * rows, kPanel), rows,
-                    rows % 4);
+      for (const DType each : kAllTypes) {
+        check_product(*table, each, random, plain_panels(7 * rows, group, each),
+                      round_up(7 * rows, kPanel), rows, rows % 4);
+      }
     }
     for (const int64_t k :
          {kLongestSum - 1, kLongestSum, kLongestSum + 1, 2 * kLongestSum, 2 * kLongestSum + 3}) {
-      check_product(*table, random, plain_panels(150), 160, 2 * table->gemm.max_rows + 1, k);
-      check_product(*table, random, plain_panels(17, 3), 32, 1, k);
+      for (const DType type : kAllTypes)
+        check_product(*table, type, random, plain_panels(150, kGroup, type), 160,
+                      2 * table->gemm[0].max_rows + 1, k);
+      check_product(*table, DType::kFloat, random, plain_panels(17, 3), 32, 1, k);
     }
-    multiply(table->gemm, 0, 5, nullptr, nullptr, plain_panels(16), 0, 1, nullptr,
+    multiply(table->gemm[0], 0, 5, nullptr, nullptr, plain_panels(16), 0, 1, nullptr,
              nullptr);  // no rows: nothing is read
   }
 }

@@ -80,16 +80,24 @@ void check_panels(int64_t hidden, const CellTraits& cell, const int* slot_of, in
 // Row kk of each panel of a group, then row kk + 1: the places of a matrix are all its floats, each
 // once.
 void check_places(const PanelMap& map, int64_t k) {
-  std::vector<bool> taken(static_cast<size_t>(map.floats(k)), false);
+  std::vector<bool> taken(static_cast<size_t>(elements_of(map, k)), false);
+  const int64_t rows = map.type == DType::kBFloat16 ? 2 : 1;  // that one stored row holds
   for (int64_t p = 0; p < map.count; ++p) {
     const int64_t group = p / map.group;
     const int64_t width = std::min<int64_t>(map.group, map.count - group * map.group);
     for (int64_t kk = 0; kk < k; ++kk) {
-      const int64_t place = map.offset_of(p, k) + kk * map.row_stride(p);
-      expect(place == (group * map.group * k + kk * width + p % map.group) * kPanel, "panel ", p,
-             " of ", map.count, ", row ", kk, " lies at ", place);
-      for (int64_t j = 0; j < kPanel; ++j) taken[static_cast<size_t>(place + j)] = true;
+      const int64_t place = place_of(map, p, k, kk, 0);
+      const int64_t lane =
+          (group * map.group * ceil_div(k, rows) + kk / rows * width + p % map.group) * kPanel;
+      expect(place == lane * rows + kk % rows, "panel ", p, " of ", map.count, ", row ", kk,
+             " lies at ", place);
+      for (int64_t j = 0; j < kPanel; ++j)
+        taken[static_cast<size_t>(place_of(map, p, k, kk, j))] = true;
     }
+  }
+  for (int64_t p = 0; p < map.count && k % rows != 0; ++p) {
+    for (int64_t j = 0; j < kPanel; ++j)  // what pads the last pair
+      taken[static_cast<size_t>(place_of(map, p, k, k, j))] = true;
   }
   expect(std::all_of(taken.begin(), taken.end(), [](bool one) { return one; }), "a matrix of ",
          map.count, " panels, k ", k, " has holes");
@@ -97,59 +105,87 @@ void check_places(const PanelMap& map, int64_t k) {
 
 // --- The kernels ---------------------------------------------------------------------------------
 
-void check_kernels(const KernelTable& table, Random& random, int64_t k, int64_t row_stride) {
-  const int64_t floats = k == 0 ? 0 : (k - 1) * row_stride + kPanel;
-  const RowBuffers source(kPanel, k);
-  const float* rows[kPanel];
+// Rows of a storage type, each in memory of its own, and the pointers to them that kernels take.
+struct StoredRows {
+  std::vector<Stored> buffers;
+  std::vector<const void*> pointers;
+
+  StoredRows(DType type, int64_t rows, int64_t width, Random& random) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const Floats values(width);
+      random.fill(values, 1.0f);
+      buffers.emplace_back(type, values);
+      pointers.push_back(buffers.back().data());
+    }
+  }
+};
+
+void check_kernels(const KernelTable& table, Conversion types, Random& random, int64_t k,
+                   int32_t group) {
+  // The first panel of a group: what lies beside its columns stays as it was.
+  const PanelMap map = plain_panels(group * kPanel, group, types.to);
+  const std::string text = std::string(isa_name(table.isa)) + ", " + type_name(types.from) +
+                           " to " + type_name(types.to) + ", k " + std::to_string(k);
+  const auto check = [&](const char* name, const Stored& packed, const auto& truth) {
+    for (int64_t p = 0; p < map.count; ++p) {
+      for (int64_t kk = 0; kk < k; ++kk) {
+        for (int64_t j = 0; j < kPanel; ++j) {
+          const float found = packed[place_of(map, p, k, kk, j)];
+          expect(p > 0 ? std::isnan(found) : found == truth(kk, j), text, ", ", name, ", panel ", p,
+                 " of ", group, ", row ", kk, ", column ", j, " is ", found);
+        }
+      }
+    }
+  };
+
+  StoredRows source(types.from, kPanel, k, random);
   for (int64_t j = 0; j < kPanel; ++j) {
-    random.fill(source[j], 1.0f);
-    rows[j] = (j + k) % 5 == 0 ? nullptr : source[j].data();
+    if ((j + k) % 5 == 0) source.pointers[static_cast<size_t>(j)] = nullptr;
   }
-  const Floats packed(floats);
-  table.pack_rows(k, rows, packed.data(), row_stride);
-  for (int64_t i = 0; i < floats; ++i) {
-    const int64_t kk = i / row_stride, j = i % row_stride;
-    const bool right = j >= kPanel ? std::isnan(packed[i])
-                                   : packed[i] == (rows[j] == nullptr ? 0.0f : rows[j][kk]);
-    expect(right, isa_name(table.isa), " pack_rows, k ", k, ", stride ", row_stride, ": row ", kk,
-           ", column ", j, " is ", packed[i]);
-  }
+  const Stored packed(types.to, elements_of(map, k));
+  table.pack_rows[index(types.from)][index(types.to)](k, source.pointers.data(), packed.data(),
+                                                      map.row_stride(0));
+  check("pack_rows", packed, [&](int64_t kk, int64_t j) {
+    const auto row = static_cast<size_t>(j);
+    return source.pointers[row] == nullptr ? 0.0f : rounded(source.buffers[row][kk], types.to);
+  });
 
   const int64_t columns = 1 + (k * 11) % 40;
-  const RowBuffers wide(k, columns);
-  for (int64_t kk = 0; kk < k; ++kk) random.fill(wide[kk], 1.0f);
+  const StoredRows wide(types.from, k, columns, random);
   for (int64_t p = 0; p < ceil_div(columns, kPanel); ++p) {
-    const Floats panel(floats);
-    table.pack_columns(k, wide.const_rows(), columns, p, panel.data(), row_stride);
-    for (int64_t i = 0; i < floats; ++i) {
-      const int64_t kk = i / row_stride, j = i % row_stride, column = p * kPanel + j;
-      const bool right = j >= kPanel ? std::isnan(panel[i])
-                                     : panel[i] == (column < columns ? wide[kk][column] : 0.0f);
-      expect(right, isa_name(table.isa), " pack_columns, k ", k, ", panel ", p, " of ", columns,
-             " columns, stride ", row_stride, ": row ", kk, ", column ", j, " is ", panel[i]);
-    }
+    const Stored panel(types.to, elements_of(map, k));
+    table.pack_columns[index(types.from)][index(types.to)](k, wide.pointers.data(), columns, p,
+                                                           panel.data(), map.row_stride(0));
+    check("pack_columns", panel, [&](int64_t kk, int64_t j) {
+      const int64_t column = p * kPanel + j;
+      return column < columns ? rounded(wide.buffers[static_cast<size_t>(kk)][column], types.to)
+                              : 0.0f;
+    });
   }
 }
 
 // A matrix in panels of its columns, made in shares.
-void check_columns(const KernelTable& table, Random& random, int64_t k, int64_t columns,
-                   int32_t group) {
-  const PanelMap map = plain_panels(columns, group);
+void check_columns(const KernelTable& table, Conversion types, Random& random, int64_t k,
+                   int64_t columns, int32_t group) {
+  const PanelMap map = plain_panels(columns, group, types.to);
   const int64_t ld = columns + k % 3;
-  const Floats w((k - 1) * ld + columns);
-  random.fill(w, 1.0f);
+  const Floats values((k - 1) * ld + columns);
+  random.fill(values, 1.0f);
+  const Stored w(types.from, values);
   for (const int64_t parts : {1, 2, 5}) {
-    const Floats packed(map.floats(k));
-    for (int64_t i = 0; i < parts; ++i)
-      pack_columns_share(table, w.data(), ld, k, columns, group, parts, i, packed.data());
+    const Stored packed(types.to, elements_of(map, k));
+    for (int64_t i = 0; i < parts; ++i) {
+      pack_columns_share(table, {w.data(), types.from, ld, k, columns}, types.to, group, parts, i,
+                         packed.data());
+    }
     for (int64_t p = 0; p < map.count; ++p) {
       for (int64_t kk = 0; kk < k; ++kk) {
         for (int64_t j = 0; j < kPanel; ++j) {
           const int64_t column = p * kPanel + j;
-          const float found = packed[map.offset_of(p, k) + kk * map.row_stride(p) + j];
-          expect(found == (column < columns ? w[kk * ld + column] : 0.0f), isa_name(table.isa),
-                 " pack_columns_share, ", k, " x ", columns, ", ", parts, " parts: row ", kk,
-                 ", column ", column, " is ", found);
+          const float found = packed[place_of(map, p, k, kk, j)];
+          expect(found == (column < columns ? rounded(w[kk * ld + column], types.to) : 0.0f),
+                 isa_name(table.isa), " pack_columns_share, ", k, " x ", columns, ", ", parts,
+                 " parts: row ", kk, ", column ", column, " is ", found);
         }
       }
     }
@@ -161,45 +197,47 @@ void check_columns(const KernelTable& table, Random& random, int64_t k, int64_t 
 // A matrix whose every element is another number; what lies between rows is NaN.
 struct Matrix {
   int64_t rows, columns, ld;
-  Floats floats;
+  Stored values;
 
-  Matrix(int64_t row_count, int64_t column_count, int64_t gap, float first)
+  Matrix(DType type, int64_t row_count, int64_t column_count, int64_t gap, float first)
       : rows(row_count),
         columns(column_count),
         ld(column_count + gap),
-        floats((row_count - 1) * ld + column_count) {
+        values(type, (row_count - 1) * ld + column_count) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < columns; ++c)
-        floats[r * ld + c] = first + static_cast<float>(r * columns + c);
+        values.set(r * ld + c, first + static_cast<float>(r * columns + c));
     }
   }
-  float at(int64_t r, int64_t c) const { return floats[r * ld + c]; }
+  float at(int64_t r, int64_t c) const { return values[r * ld + c]; }
 };
 
 // Puts a matrix where the map says; `column_of(row)` is the destination column of a row of it.
 template <class ColumnOf>
-void place(const PanelMap& map, int64_t k, const Matrix& matrix, ColumnOf column_of, float* out) {
+void place(const PanelMap& map, int64_t k, const Matrix& matrix, ColumnOf column_of,
+           const Stored& out) {
   for (int64_t r = 0; r < matrix.rows; ++r) {
     const int64_t column = column_of(r);
     for (int64_t p = 0; p < map.count; ++p) {
       if (column < map.column(p) || column >= map.column(p) + kPanel) continue;
       for (int64_t kk = 0; kk < k; ++kk)
-        out[map.offset_of(p, k) + kk * map.row_stride(p) + column - map.column(p)] =
-            matrix.at(r, kk);
+        out.set(place_of(map, p, k, kk, column - map.column(p)), matrix.at(r, kk));
     }
   }
 }
 
 void check_layer(const KernelTable& table, CellKind kind, int64_t input, int64_t hidden,
                  int64_t projection, bool with_bias, int32_t ih_group = kGroup,
-                 int32_t hh_group = kGroup) {
+                 int32_t hh_group = kGroup, Conversion types = {DType::kFloat, DType::kFloat}) {
   const CellTraits& cell = traits(kind);
-  const LayerShape shape{kind, input, hidden, projection, ih_group, hh_group};
+  const LayerShape shape{kind, input, hidden, projection, ih_group, hh_group, types.to};
   const int64_t gate_rows = cell.gates * hidden;
-  const Matrix ih(gate_rows, input, hidden % 3, 1.0f);
-  const Matrix hh(gate_rows, shape.output(), input % 3, 1e6f);
-  const Matrix hr(std::max<int64_t>(projection, 1), hidden, 1, 2e6f);
-  const Matrix biases(2, gate_rows, 0, 3e6f);
+  // Float16 ends at 65504; it has too few digits to tell all elements apart, but neighbours.
+  const float unit = types.to == DType::kFloat ? 1e6f : 1e4f;
+  const Matrix ih(types.from, gate_rows, input, hidden % 3, 1.0f);
+  const Matrix hh(types.from, gate_rows, shape.output(), input % 3, unit);
+  const Matrix hr(types.from, std::max<int64_t>(projection, 1), hidden, 1, 2 * unit);
+  const Matrix biases(DType::kFloat, 2, gate_rows, 0, 3 * unit);
 
   // Row g * hidden + u of a gate matrix.
   const auto column_of = [&](const int* slot_of) {
@@ -207,46 +245,63 @@ void check_layer(const KernelTable& table, CellKind kind, int64_t input, int64_t
       return expected_column(hidden, cell.slots, slot_of[r / hidden], r % hidden);
     };
   };
-  const Floats expected(shape.packed_floats(), 0.0f);
+  const Floats bias(shape.gates().columns(), 0.0f);
   if (with_bias) {
     for (int64_t r = 0; r < gate_rows; ++r) {
-      expected[column_of(cell.ih_slot)(r)] += biases.at(0, r);
-      expected[column_of(cell.hh_slot)(r)] += biases.at(1, r);
+      bias[column_of(cell.ih_slot)(r)] += biases.at(0, r);
+      bias[column_of(cell.hh_slot)(r)] += biases.at(1, r);
     }
   }
-  place(shape.ih_panels(), input, ih, column_of(cell.ih_slot), expected.data() + shape.ih_offset());
-  place(shape.hh_panels(), shape.output(), hh, column_of(cell.hh_slot),
-        expected.data() + shape.hh_offset());
+  struct Part {
+    int64_t offset;
+    Stored expected;
+  };
+  std::vector<Part> parts;
+  const auto add_part = [&](const PanelMap& map, int64_t k, int64_t offset, const Matrix& matrix,
+                            const auto& column) {
+    parts.push_back({offset, Stored(types.to, Floats(elements_of(map, k), 0.0f))});
+    place(map, k, matrix, column, parts.back().expected);
+  };
+  add_part(shape.ih_panels(), input, shape.ih_offset(), ih, column_of(cell.ih_slot));
+  add_part(shape.hh_panels(), shape.output(), shape.hh_offset(), hh, column_of(cell.hh_slot));
   if (projection > 0) {
-    place(shape.hr_panels(), hidden, hr, [](int64_t r) { return r; },
-          expected.data() + shape.hr_offset());
+    add_part(shape.hr_panels(), hidden, shape.hr_offset(), hr, [](int64_t r) { return r; });
   }
 
-  const float* bias_ih = with_bias ? biases.floats.data() : nullptr;
-  const float* bias_hh = with_bias ? biases.floats.data() + gate_rows : nullptr;
-  const LayerWeights weights{nullptr,
-                             ih.floats.data(),
-                             hh.floats.data(),
-                             projection > 0 ? hr.floats.data() : nullptr,
-                             ih.ld,
-                             hh.ld,
-                             hr.ld,
-                             bias_ih,
-                             bias_hh};
-  const Floats packed(shape.packed_floats());
+  LayerWeights weights{};
+  weights.dtype = types.from;
+  weights.weight_ih = ih.values.data();
+  weights.weight_hh = hh.values.data();
+  if (projection > 0) weights.weight_hr = hr.values.data();
+  weights.ld_ih = ih.ld;
+  weights.ld_hh = hh.ld;
+  weights.ld_hr = hr.ld;
+  const float* both = static_cast<const float*>(biases.values.data());
+  if (with_bias) {
+    weights.bias_ih = both;
+    weights.bias_hh = both + gate_rows;
+  }
+  const Floats packed(shape.packed_bytes() / 4);
   pack_layer(table, shape, weights, packed.data());
   std::ostringstream text;
   text << isa_name(table.isa) << " " << cell_name(static_cast<int>(kind)) << ", " << input << " to "
-       << hidden << " to " << projection;
-  for (int64_t i = 0; i < packed.size(); ++i) {
-    expect(packed[i] == expected[i], text.str(), ": float ", i, " must be ", expected[i], ", is ",
-           packed[i], " (parts at ", shape.ih_offset(), ", ", shape.hh_offset(), ", ",
-           shape.hr_offset(), ")");
+       << hidden << " to " << projection << ", " << type_name(types.from) << " to "
+       << type_name(types.to);
+  for (int64_t i = 0; i < bias.size(); ++i) {
+    expect(packed[i] == bias[i], text.str(), ": bias ", i, " must be ", bias[i], ", is ",
+           packed[i]);
   }
-  for (const int64_t parts : {2, 3, 7}) {
-    const Floats shared(shape.packed_floats());
-    for (int64_t i = 0; i < parts; ++i) pack_share(table, shape, weights, parts, i, shared.data());
-    expect(shared.same_bits(packed), text.str(), ": ", parts,
+  for (const Part& part : parts) {
+    expect(part.offset % kCacheLine == 0, text.str(), ": a part starts at byte ", part.offset);
+    expect(std::memcmp(reinterpret_cast<const char*>(packed.data()) + part.offset,
+                       part.expected.data(),
+                       static_cast<size_t>(part.expected.size() * size_of(types.to))) == 0,
+           text.str(), ": the panels at byte ", part.offset, " are others");
+  }
+  for (const int64_t count : {2, 3, 7}) {
+    const Floats shared(packed.size());
+    for (int64_t i = 0; i < count; ++i) pack_share(table, shape, weights, count, i, shared.data());
+    expect(shared.same_bits(packed), text.str(), ": ", count,
            " parts give another packed layer than one");
   }
 }
@@ -264,17 +319,24 @@ int main() {
       for (const int* slot_of : {cell.ih_slot, cell.hh_slot}) {
         for (int32_t group = 1; group <= kGroup; ++group) {
           check_panels(hidden, cell, slot_of, group);
-          check_places(gate_panels({hidden, cell.slots}, cell, slot_of, group), 1 + hidden % 4);
+          const DType type = kAllTypes[hidden % kDTypes];
+          check_places(gate_panels({hidden, cell.slots}, cell, slot_of, group, type),
+                       1 + hidden % 4);
         }
       }
     }
     for (int32_t group = 1; group <= kGroup; ++group)
-      check_places(plain_panels(hidden * 3, group), 3);
+      check_places(plain_panels(hidden * 3, group, kAllTypes[group % kDTypes]), 3);
   }
   for (const KernelTable* table : tables()) {
-    for (int64_t k = 0; k <= 35; ++k) check_kernels(*table, random, k, kPanel * (1 + k % 4));
-    for (const int64_t k : {1, 63, 64, 65, 150})
-      check_columns(*table, random, k, 1 + (k * 3) % 97, static_cast<int32_t>(1 + k % kGroup));
+    for (const Conversion types : kConversions) {
+      for (int64_t k = 0; k <= 35; ++k)
+        check_kernels(*table, types, random, k, static_cast<int32_t>(1 + k % kGroup));
+      for (const int64_t k : {1, 63, 64, 65, 150}) {
+        check_columns(*table, types, random, k, 1 + (k * 3) % 97,
+                      static_cast<int32_t>(1 + k % kGroup));
+      }
+    }
     for (int64_t hidden = 1; hidden <= 33; ++hidden) {
       for (int cell = 0; cell < kCellKinds; ++cell) {
         check_layer(*table, static_cast<CellKind>(cell), 1 + (hidden * 5) % 19, hidden, 0,
@@ -286,6 +348,13 @@ int main() {
     for (int32_t group = 1; group <= kGroup; ++group) {
       check_layer(*table, CellKind::kLstm, 50, 67, 35, true, group, kGroup + 1 - group);
       check_layer(*table, CellKind::kGru, 17, 75, 0, true, group, kGroup + 1 - group);
+    }
+    for (const Conversion types : kConversions) {
+      for (const int64_t hidden : {1, 5, 33}) {
+        for (int cell = 0; cell < kCellKinds; ++cell)
+          check_layer(*table, static_cast<CellKind>(cell), 7, hidden, 0, true, 3, 2, types);
+      }
+      check_layer(*table, CellKind::kLstm, 9, 35, 21, true, kGroup, kGroup, types);
     }
   }
   return report("test_pack");

@@ -12,7 +12,8 @@
 
 namespace rnnpack {
 
-using DirectKernel = void (*)(int64_t rows, int64_t k, const float* const* a, const float* w,
+// Stands in a table by the type of w and the type to which its elements are rounded first.
+using DirectKernel = void (*)(int64_t rows, int64_t k, const float* const* a, const void* w,
                               int64_t ld_w, int64_t count, const float* bias, int64_t column,
                               float* const* c);
 

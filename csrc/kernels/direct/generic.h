@@ -1,7 +1,7 @@
 // The product of direct.h, once for every ISA.
 #pragma once
 
-#include "base/simd/vec.h"
+#include "base/simd/storage.h"
 #include "kernels/direct/direct.h"
 
 namespace rnnpack::RNNPACK_ISA {
@@ -33,27 +33,30 @@ RNNPACK_INLINE Vec4 sum4(Vec a, Vec b, Vec c, Vec d) {
   return __builtin_shufflevector(xy, zw, 0, 1, 4, 5) + __builtin_shufflevector(xy, zw, 2, 3, 6, 7);
 }
 
-template <int kRows>
-void direct_rows(int64_t k, const float* const* a, const float* w, int64_t ld_w, int64_t count,
+template <class From, class To, int kRows>
+void direct_rows(int64_t k, const float* const* a, const From* w, int64_t ld_w, int64_t count,
                  const float* bias, int64_t column, float* const* c) {
   const float* row[kRows];
   for (int i = 0; i < kRows; ++i) row[i] = a[i];
   const int64_t whole = k / kLanes * kLanes;
   for (int64_t j = 0; j < count; j += 4) {
-    const float* weights[4];
+    const From* weights[4];
     for (int q = 0; q < 4; ++q) weights[q] = w + (j + q < count ? j + q : count - 1) * ld_w;
     Vec sum[kRows][4] = {};
     for (int64_t kk = 0; kk < whole; kk += kLanes) {
       for (int i = 0; i < kRows; ++i) {
         const Vec x = load(row[i] + kk);
-        for (int q = 0; q < 4; ++q) sum[i][q] = fma(x, load(weights[q] + kk), sum[i][q]);
+        for (int q = 0; q < 4; ++q)
+          sum[i][q] = fma(x, as_stored<From, To>(load(weights[q] + kk)), sum[i][q]);
       }
     }
     if (whole < k) {
       for (int i = 0; i < kRows; ++i) {
         const Vec x = load_partial(row[i] + whole, k - whole);
-        for (int q = 0; q < 4; ++q)
-          sum[i][q] = fma(x, load_partial(weights[q] + whole, k - whole), sum[i][q]);
+        for (int q = 0; q < 4; ++q) {
+          const Vec weight = as_stored<From, To>(load_partial(weights[q] + whole, k - whole));
+          sum[i][q] = fma(x, weight, sum[i][q]);
+        }
       }
     }
     for (int i = 0; i < kRows; ++i) {
@@ -66,11 +69,12 @@ void direct_rows(int64_t k, const float* const* a, const float* w, int64_t ld_w,
   }
 }
 
-inline void direct(int64_t rows, int64_t k, const float* const* a, const float* w, int64_t ld_w,
-                   int64_t count, const float* bias, int64_t column, float* const* c) {
+template <class From, class To>
+void direct(int64_t rows, int64_t k, const float* const* a, const void* w, int64_t ld_w,
+            int64_t count, const float* bias, int64_t column, float* const* c) {
   for (int64_t i = 0; i < rows; i += 2) {
-    const auto run = rows - i == 1 ? &direct_rows<1> : &direct_rows<2>;
-    run(k, a + i, w, ld_w, count, bias, column, c + i);
+    const auto run = rows - i == 1 ? &direct_rows<From, To, 1> : &direct_rows<From, To, 2>;
+    run(k, a + i, static_cast<const From*>(w), ld_w, count, bias, column, c + i);
   }
 }
 

@@ -12,12 +12,13 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "kernels/pack/layout.h"
 
 namespace rnnpack {
 
-// A tile multiplies k of them from first_k on (b points at row first_k).
-using GemmTile = void (*)(int64_t first_k, int64_t k, const float* const* a, const float* b,
+// A tile multiplies k of them from first_k on (b points at row first_k, of bfloat16 an even one).
+using GemmTile = void (*)(int64_t first_k, int64_t k, const float* const* a, const void* b,
                           int64_t b_stride, const int64_t* columns, const float* bias,
                           float* const* c);
 
@@ -25,7 +26,9 @@ inline constexpr int kMaxTileRows = 14;
 inline constexpr int kMaxTilePanels = 4;
 
 // tile[r - 1][p - 1] multiplies r rows with p panels, for r <= max_rows and p <= panels[r - 1].
+// One table for each type of the panels.
 struct GemmKernels {
+  DType panels_type;
   int max_rows;
   int panels[kMaxTileRows];
   GemmTile tile[kMaxTileRows][kMaxTilePanels];
@@ -38,7 +41,7 @@ inline constexpr int64_t kLongestSum = 256;
 
 // All rows with the stored panels [first, last) of `map`; b points at panel 0.
 void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* const* a,
-              const float* b, const PanelMap& map, int64_t first, int64_t last, const float* bias,
+              const void* b, const PanelMap& map, int64_t first, int64_t last, const float* bias,
               float* const* c);
 
 }  // namespace rnnpack

@@ -11,13 +11,14 @@ inline constexpr Isa kIsa = Isa::kAvx512;
 
 // 24 sums leave eight registers for weights; inputs are broadcast from memory. Wide tiles: a group
 // is read in one stream.
+template <class Weight>
 constexpr void add_shapes(GemmKernels& gemm) {
-  add_tiles<1, 4>(gemm);
-  add_tiles<2, 4>(gemm);
-  add_tiles<3, 4>(gemm);
-  add_tiles<4, 4>(gemm);
-  add_tiles<5, 4>(gemm);
-  add_tiles<6, 4>(gemm);
+  add_tiles<Weight, 1, 4>(gemm);
+  add_tiles<Weight, 2, 4>(gemm);
+  add_tiles<Weight, 3, 4>(gemm);
+  add_tiles<Weight, 4, 4>(gemm);
+  add_tiles<Weight, 5, 4>(gemm);
+  add_tiles<Weight, 6, 4>(gemm);
 }
 
 }  // namespace rnnpack::avx512

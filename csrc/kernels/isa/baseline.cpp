@@ -10,10 +10,11 @@ namespace rnnpack::baseline {
 inline constexpr Isa kIsa = Isa::kBaseline;
 
 // SSE2 has 16 registers: 8 sums and what a multiply and an add without a fused form need.
+template <class Weight>
 constexpr void add_shapes(GemmKernels& gemm) {
-  add_tiles<1, 2>(gemm);
-  add_tiles<2, 1>(gemm);
-  add_tiles<3, 1>(gemm);
+  add_tiles<Weight, 1, 2>(gemm);
+  add_tiles<Weight, 2, 1>(gemm);
+  add_tiles<Weight, 3, 1>(gemm);
 }
 
 }  // namespace rnnpack::baseline

@@ -13,11 +13,17 @@
 // one of four) are not stored. The stored ones lie in groups: row k of every panel of a group, then
 // row k + 1. A tile as wide as a group reads one stream of memory in order, which is what the
 // prefetchers of every cache level follow; four streams of one panel each reach half the bandwidth.
+//
+// A panel of bfloat16 has two rows of k in one: each of its 16 lanes is 32 bits, row 2i in the low
+// half and 2i + 1 in the high one (zero where k ends). To widen it takes one shift or mask;
+// spreading neighbouring elements takes a second instruction, of which one row of a batch has half
+// the time.
 #pragma once
 
 #include <cstdint>
 
 #include "base/align.h"
+#include "base/dtype.h"
 #include "kernels/cell/kind.h"
 
 namespace rnnpack {
@@ -60,6 +66,7 @@ struct PanelMap {
   int32_t per_block;               // stored panels of a full block
   int32_t block_columns;           // destination columns of a full block
   int32_t group;                   // panels of a group; the last group may have fewer
+  DType type;                      // of the weights in them
   int32_t offset[kMaxSlots];       // column of a full block's i-th stored panel, within the block
   int32_t tail_offset[kMaxSlots];  // the same for the last block when it is not full
   int64_t tail_column;
@@ -68,16 +75,27 @@ struct PanelMap {
     if (p >= full_panels) return tail_column + tail_offset[p - full_panels];
     return (p / per_block) * block_columns + offset[p % per_block];
   }
-  // Where panel p lies in the packed matrix of k rows, and the floats from one of its rows to the
-  // next.
+  // Rows that k rows take, and the bytes of one of the 16 lanes of a row.
+  constexpr int64_t stored_rows(int64_t k) const {
+    return type == DType::kBFloat16 ? ceil_div(k, 2) : k;
+  }
+  constexpr int64_t lane_bytes() const { return type == DType::kHalf ? 2 : 4; }
+
+  // Where panel p lies in the packed matrix of k rows, in bytes; where its row k starts from there
+  // (of bfloat16, an even one); and the lanes from one stored row to the next.
   constexpr int64_t offset_of(int64_t p, int64_t k) const {
-    return p / group * group * kPanel * k + p % group * kPanel;
+    return (p / group * group * stored_rows(k) + p % group) * kPanel * lane_bytes();
+  }
+  constexpr int64_t row_offset(int64_t p, int64_t k) const {
+    return stored_rows(k) * row_stride(p) * lane_bytes();
   }
   constexpr int64_t row_stride(int64_t p) const {
     const int64_t left = count - p / group * group;
     return (left < group ? left : group) * kPanel;
   }
-  constexpr int64_t floats(int64_t k) const { return count * kPanel * k; }
+  constexpr int64_t bytes(int64_t k) const {
+    return count * kPanel * stored_rows(k) * lane_bytes();
+  }
 
   // First stored panel of block b (b may be one past the last block).
   constexpr int64_t first_panel(int64_t b) const {
@@ -88,8 +106,9 @@ struct PanelMap {
 
 // Panels of weight_ih (slot_of = ih_slot) or weight_hh (hh_slot).
 constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell, const int* slot_of,
-                               int32_t group = kGroup) {
+                               int32_t group = kGroup, DType type = DType::kFloat) {
   PanelMap map{};
+  map.type = type;
   map.block_columns = static_cast<int32_t>(layout.slots * kBlockUnits);
   bool used[kMaxSlots] = {};
   for (int g = 0; g < cell.gates; ++g) used[slot_of[g]] = true;
@@ -120,8 +139,10 @@ constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell,
 
 // Panels of a matrix with plain columns (the projection, and the transposed products of the
 // backward pass).
-constexpr PanelMap plain_panels(int64_t columns, int32_t group = kGroup) {
+constexpr PanelMap plain_panels(int64_t columns, int32_t group = kGroup,
+                                DType type = DType::kFloat) {
   PanelMap map{};
+  map.type = type;
   map.count = map.full_panels = ceil_div(columns, kPanel);
   map.per_block = 1;
   map.block_columns = static_cast<int32_t>(kPanel);

@@ -5,7 +5,8 @@
 namespace rnnpack {
 
 void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slot_of,
-                const PanelMap& map, int64_t p, const float* w, int64_t ld_w, const float** rows) {
+                const PanelMap& map, int64_t p, const void* w, DType dtype, int64_t ld_w,
+                const void** rows) {
   int gate_of[kMaxSlots] = {-1, -1, -1, -1};
   for (int g = 0; g < cell.gates; ++g) gate_of[slot_of[g]] = g;
   const int64_t column = map.column(p);
@@ -16,8 +17,10 @@ void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slo
     const int64_t slot = (first + j) / stored;
     const int64_t unit = (first + j) % stored;
     const bool real = slot < layout.slots && gate_of[slot] >= 0 && unit < layout.units(block);
-    rows[j] =
-        real ? w + (gate_of[slot] * layout.hidden + block * kBlockUnits + unit) * ld_w : nullptr;
+    rows[j] = nullptr;
+    if (!real) continue;
+    const int64_t row = gate_of[slot] * layout.hidden + block * kBlockUnits + unit;
+    rows[j] = element(w, dtype, row * ld_w);
   }
 }
 

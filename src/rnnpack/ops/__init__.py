@@ -9,13 +9,14 @@ import torch
 from rnnpack.ops import infer as _infer
 from rnnpack.ops import train as _train
 from rnnpack.ops.infer import pack_weights
-from rnnpack.ops.layout import CELL_INDEX, CELLS
+from rnnpack.ops.layout import CELL_INDEX, CELLS, DTYPE_INDEX
 from rnnpack.ops.library import LibraryStatus, is_direct, library_status
 from rnnpack.ops.train import TrainInputs, reference_train, train
 
 __all__ = [
     "CELLS",
     "CELL_INDEX",
+    "DTYPE_INDEX",
     "LibraryStatus",
     "TrainInputs",
     "cell_at_once",

@@ -5,22 +5,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rnnpack.ops.layout import CELL_INDEX, CELLS, packed_bytes
+from rnnpack.ops.layout import CELL_INDEX, CELLS, DTYPE_INDEX, packed_bytes
 
 _WITH_BIAS = 4  # weights of one layer and direction, at least
 
 
-def pack_weights(cell: str, weights: list[Tensor], stacks: int) -> list[Tensor]:
+def pack_weights(
+    cell: str, weights: list[Tensor], stacks: int, dtype: torch.dtype | None = None
+) -> list[Tensor]:
     """Pack the weights of each layer and direction, given in `torch.nn`'s order.
 
+    dtype: that in which they are kept; None: their own.
+
     Raises:
-        TypeError: a weight is not float32 on the CPU.
+        TypeError: a weight is not float32, bfloat16 or float16 on the CPU, or cannot be kept in
+            `dtype`.
     """
     for weight in weights:
-        if weight.dtype != torch.float32 or weight.device.type != "cpu":
+        if weight.dtype not in DTYPE_INDEX or weight.device.type != "cpu":
             raise TypeError(
-                "only float32 weights on the CPU can be packed, "
+                "only float32, bfloat16 and float16 weights on the CPU can be packed, "
                 f"got {weight.dtype} on {weight.device}; use model.float().cpu()"
+            )
+        if dtype is not None and (
+            dtype not in DTYPE_INDEX or weight.dtype not in (torch.float32, dtype)
+        ):
+            raise TypeError(
+                "packed weights are kept in their own dtype, or float32 ones in bfloat16 or "
+                f"float16; got weights of {weight.dtype} to keep in {dtype}"
             )
     each = len(weights) // stacks
     packed = []
@@ -28,7 +40,9 @@ def pack_weights(cell: str, weights: list[Tensor], stacks: int) -> list[Tensor]:
         own = [weight.detach() for weight in weights[first : first + each]]
         bias = own[2:4] if each >= _WITH_BIAS else (None, None)
         weight_hr = own[-1] if each % 2 else None
-        packed.append(torch.ops.rnnpack.pack(CELL_INDEX[cell], own[0], own[1], *bias, weight_hr))
+        packed.append(
+            torch.ops.rnnpack.pack(CELL_INDEX[cell], own[0], own[1], *bias, weight_hr, dtype)
+        )
     return packed
 
 
@@ -83,10 +97,11 @@ def _pack(
     bias_ih: Tensor | None,
     bias_hh: Tensor | None,
     weight_hr: Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     hidden = weight_hh.size(0) // CELLS[cell].gates
     proj_size = 0 if weight_hr is None else weight_hr.size(0)
-    size = packed_bytes(cell, weight_ih.size(1), hidden, proj_size)
+    size = packed_bytes(cell, weight_ih.size(1), hidden, proj_size, dtype or weight_ih.dtype)
     return weight_ih.new_empty((size,), dtype=torch.uint8)
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 _PANEL = 16  # columns of a panel, and hidden units of a full block
 HEADER_BYTES = 64
+_CACHE_LINE = 64  # on which each part of packed weights starts
 _UNITS = 4  # the last block's units are rounded up to these
 
 
@@ -35,6 +38,7 @@ CELLS = (
     CellInfo("rnn_tanh", (0,), (0,), False),
     CellInfo("rnn_relu", (0,), (0,), False),
 )
+DTYPE_INDEX = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CELL_INDEX = {cell.name: index for index, cell in enumerate(CELLS)}
 
 
@@ -65,12 +69,19 @@ def _stored_panels(hidden: int, slots: int, used: tuple[int, ...]) -> int:
     return full * len(used) + tail
 
 
-def packed_bytes(cell: int, input_size: int, hidden: int, proj_size: int) -> int:
+def packed_bytes(
+    cell: int, input_size: int, hidden: int, proj_size: int, dtype: torch.dtype
+) -> int:
     """Bytes of the packed weights of one layer and direction, header included."""
     info = CELLS[cell]
-    panel_rows = (
-        _stored_panels(hidden, info.slots, info.ih_slots) * input_size
-        + _stored_panels(hidden, info.slots, info.hh_slots) * (proj_size or hidden)
-        + _round_up(proj_size, _PANEL) // _PANEL * hidden
+    parts = (  # panels, and rows of each
+        (_stored_panels(hidden, info.slots, info.ih_slots), input_size),
+        (_stored_panels(hidden, info.slots, info.hh_slots), proj_size or hidden),
+        (_round_up(proj_size, _PANEL) // _PANEL, hidden),
     )
-    return HEADER_BYTES + 4 * (gate_columns(cell, hidden) + _PANEL * panel_rows)
+    size = HEADER_BYTES + 4 * gate_columns(cell, hidden)
+    for panels, rows in parts:
+        if dtype == torch.bfloat16:
+            rows = _round_up(rows, 2)  # noqa: PLW2901  # two of them in one
+        size += _round_up(panels * rows * _PANEL * dtype.itemsize, _CACHE_LINE)
+    return size

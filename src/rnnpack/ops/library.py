@@ -73,7 +73,11 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.rnnpack_cpu_feature_name.restype = ctypes.c_char_p
     library.rnnpack_is_direct.argtypes = [integer]
     library.rnnpack_stream_new.restype = address
-    library.rnnpack_stream_new.argtypes = [ctypes.c_int32, *[integer] * 5, *[address] * 3]
+    library.rnnpack_stream_new.argtypes = [
+        *[ctypes.c_int32] * 2,
+        *[integer] * 5,
+        *[address] * 3,
+    ]
     library.rnnpack_stream_run.argtypes = [address, integer, address, address]
     library.rnnpack_stream_delete.restype = None
     library.rnnpack_stream_delete.argtypes = [address]

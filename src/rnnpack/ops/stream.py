@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import ctypes
 
+import torch
 from torch import Tensor
 
-from rnnpack.ops.layout import HEADER_BYTES
+from rnnpack.ops.layout import DTYPE_INDEX
 from rnnpack.ops.library import native
 
 
 class NativeStream:
     """A stack of unidirectional layers with packed weights, and its state, for a fixed batch.
 
-    Keeps the tensors whose memory the native side uses: packed weights, h [layers, N, H_out], and
-    c [layers, N, hidden] or None.
+    dtype: of input and output. Keeps the tensors whose memory the native side uses: packed weights,
+    and in float32 h [layers, N, H_out] and c [layers, N, hidden] or None.
     """
 
     def __init__(
         self,
         cell: int,
+        dtype: torch.dtype,
         sizes: tuple[int, int, int],
         batch: int,
         packed: list[Tensor],
@@ -28,10 +30,17 @@ class NativeStream:
     ) -> None:
         self._kept = (packed, h, c)
         library = native()
-        panels = (ctypes.c_void_p * len(packed))(*[p.data_ptr() + HEADER_BYTES for p in packed])
+        addresses = (ctypes.c_void_p * len(packed))(*[weights.data_ptr() for weights in packed])
         state_c = None if c is None else c.data_ptr()
         self._handle = library.rnnpack_stream_new(
-            cell, len(packed), *sizes, batch, panels, h.data_ptr(), state_c
+            cell,
+            DTYPE_INDEX[dtype],
+            len(packed),
+            *sizes,
+            batch,
+            addresses,
+            h.data_ptr(),
+            state_c,
         )
         if not self._handle:
             raise MemoryError("no memory for a stream")
@@ -39,7 +48,7 @@ class NativeStream:
         self._delete = library.rnnpack_stream_delete
 
     def run(self, steps: int, input_address: int, output_address: int) -> None:
-        """Run `steps` steps: dense [steps, N, H_in] floats to dense [steps, N, H_out] floats."""
+        """Run `steps` steps: dense [steps, N, H_in] to dense [steps, N, H_out], of the dtype."""
         if self._run(self._handle, steps, input_address, output_address):
             raise MemoryError(f"no memory for the scratch of {steps} steps; run shorter chunks")
 

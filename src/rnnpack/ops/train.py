@@ -16,7 +16,11 @@ from rnnpack.reference import LayerWeights, layer, pack_rows, unpack_rows
 
 
 class TrainInputs(NamedTuple):
-    """The op's arguments; states are [N, .], input is time-major or a packed sequence's rows."""
+    """The op's arguments; states are [N, .], input is time-major or a packed sequence's rows.
+
+    dtype: in which weights are multiplied, rounded to it if need be; None: their own. All else is
+    float32.
+    """
 
     input: Tensor
     h_0: Tensor | None
@@ -31,6 +35,7 @@ class TrainInputs(NamedTuple):
     cell: int
     reverse: bool
     recompute: bool
+    dtype: torch.dtype | None = None
 
 
 _TENSORS = 10  # leading fields of TrainInputs that are tensors or None
@@ -77,21 +82,24 @@ def _train_backward(
     reverse: bool,
     recompute: bool,
     wanted: int,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     info = CELLS[cell]
     gate_rows, out = weight_hh.shape
     hidden = gate_rows // info.gates
-    sizes: list[tuple[int, ...]] = [
-        input.shape,
-        h_0.shape if h_0 is not None else (0,),
-        c_0.shape if c_0 is not None else (0,),
-        weight_ih.shape,
-        weight_hh.shape,
-        (gate_rows,),
-        (gate_rows,),
-        (out, hidden),
+    sizes: list[tuple[Tensor, tuple[int, ...]]] = [
+        (input, input.shape),
+        (input, h_0.shape if h_0 is not None else (0,)),
+        (input, c_0.shape if c_0 is not None else (0,)),
+        (weight_ih, weight_ih.shape),
+        (weight_ih, weight_hh.shape),
+        (weight_ih, (gate_rows,)),
+        (weight_ih, (gate_rows,)),
+        (weight_ih, (out, hidden)),
     ]
-    return tuple(input.new_empty(size if wanted >> i & 1 else (0,)) for i, size in enumerate(sizes))
+    return tuple(
+        like.new_empty(size if wanted >> i & 1 else (0,)) for i, (like, size) in enumerate(sizes)
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -101,7 +109,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)
     # The output only where it is needed: what is saved the user may not change in place.
     ctx.save_for_backward(*inputs[:_TENSORS], out if a.recompute else None, reserve)
-    ctx.flags = (a.cell, a.reverse, a.recompute)
+    ctx.flags = (a.cell, a.reverse, a.recompute, a.dtype)
 
 
 def _backward(
@@ -135,7 +143,7 @@ def _gradients(
     """Gradients of the first eight inputs, those that are wanted."""
     bits = sum(want << i for i, want in enumerate(wanted))
     found = torch.ops.rnnpack.train_backward(
-        *grads, *a[:_TENSORS], output, reserve, a.cell, a.reverse, a.recompute, bits
+        *grads, *a[:_TENSORS], output, reserve, a.cell, a.reverse, a.recompute, bits, a.dtype
     )
     return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
 
@@ -169,7 +177,12 @@ def _differentiable_gradients(
 
 def reference_train(a: TrainInputs) -> tuple[Tensor, ...]:
     """Output and final states by `rnnpack.reference`, in the layout of the op."""
-    weights = LayerWeights(a.weight_ih, a.weight_hh, a.bias_ih, a.bias_hh, a.weight_hr)
+    stored = [
+        weight if weight is None or weight.dim() == 1 else weight.to(a.dtype or weight.dtype)
+        for weight in a[3:8]
+    ]
+    wide: list[Any] = [None if weight is None else weight.to(a.input.dtype) for weight in stored]
+    weights = LayerWeights(*wide)
     input, lengths = a.input, a.lengths
     if a.batch_sizes is not None:
         input, lengths = unpack_rows(a.input, a.batch_sizes)
