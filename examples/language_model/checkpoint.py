@@ -15,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
+from rnnpack import amp
+
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint in a folder, which need not exist."""
@@ -58,6 +60,7 @@ def load(
         model_state_dict=contents["model"],
         optim_state_dict=contents["optimizer"],
     )
+    amp.load_state_dict(contents["amp"])
     return own
 
 
@@ -67,7 +70,7 @@ def _contents(
     """Everything by its place in the whole: other processes can go on, more or fewer."""
     weights, moments = get_state_dict(model, optimizer)
     rows = [DTensor.from_local(tensor, mesh, [Shard(1)]) for tensor in state]
-    return {"model": weights, "optimizer": moments, "state": rows}
+    return {"model": weights, "optimizer": moments, "state": rows, "amp": amp.state_dict()}
 
 
 def _complete(folder: Path) -> list[Path]:

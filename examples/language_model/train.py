@@ -20,11 +20,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from text import Streams, Text
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy
+from torch.optim import Adam, Optimizer
+
+from rnnpack import amp
 
 # A rare gradient many times as long as the usual one would undo many steps.
 LARGEST_GRADIENT_NORM = 1.0
+AMP_LEVELS = ("O1", "O2")
 SAMPLE_START = 40  # characters of unseen text that the sample goes on from
 
 
@@ -32,7 +36,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--shard", choices=["ddp", "fsdp"], default="ddp", help="how processes share the model")
-    add("--amp", choices=["bf16"], help="autocast to this precision")
+    add(
+        "--amp",
+        choices=["bf16", *AMP_LEVELS],
+        help="bf16: autocast, and nothing else; O1, O2: the opt level of rnnpack.amp",
+    )
     add("--steps", type=int, default=600, help="length of the training, resumed steps included")
     add("--rows", type=int, default=32, help="sequences side by side, over all processes")
     add("--window", type=int, default=64, help="characters of a row in one step")
@@ -47,6 +55,13 @@ def parse() -> argparse.Namespace:
     add("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     add("--losses", type=Path, help="CSV file for the loss of each step")
     arguments = parser.parse_args()
+    if arguments.amp in AMP_LEVELS and arguments.shard == "fsdp":
+        parser.error(f"--amp {arguments.amp}: expected --shard ddp; with fsdp use --amp bf16")
+    if arguments.amp == "O2" and arguments.checkpoints is not None:
+        parser.error(
+            "--amp O2: expected no --checkpoints, since torch.distributed.checkpoint finds an "
+            "optimizer's state by the model's parameters, and at O2 it belongs to their masters"
+        )
     if arguments.checkpoints is None:
         if arguments.resume:
             parser.error("--resume: expected --checkpoints too, which says where to look")
@@ -75,13 +90,14 @@ def run(arguments: argparse.Namespace) -> None:
     ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
     training = Streams(text.training, arguments.rows, arguments.window, **ranks)
     held_out = Streams(text.validation, arguments.rows, arguments.window, **ranks)
-    precision = torch.bfloat16 if arguments.amp == "bf16" else torch.float32
+    # At O2 the model gives its states in float32.
+    precision = torch.bfloat16 if arguments.amp in ("bf16", "O1") else torch.float32
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=arguments.amp == "bf16")
 
     torch.manual_seed(arguments.seed)  # the same in every process: so are the weights
     plain = CharacterModel(len(text.alphabet), arguments.hidden, arguments.projection)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model = share(plain, arguments.shard, mesh)
-    optimizer = torch.optim.Adam(model.parameters(), arguments.rate)
+    model, optimizer = prepare(plain, arguments, mesh)
     first, state = 0, plain.initial_state(training.rows, precision)
     found = checkpoint.newest(arguments.checkpoints) if arguments.resume else None
     if found is not None:
@@ -96,10 +112,11 @@ def run(arguments: argparse.Namespace) -> None:
         for step in range(first, arguments.steps):
             if training.begins(step):
                 state = plain.initial_state(training.rows, precision)
-            loss, state = read(model, training[step], state, precision)
+            loss, state = read(model, training[step], state, autocast)
             optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT_NORM)
+            with amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled_loss.backward()
+            nn.utils.clip_grad_norm_(amp.master_params(optimizer), LARGEST_GRADIENT_NORM)
             optimizer.step()
 
             done = step + 1
@@ -111,36 +128,46 @@ def run(arguments: argparse.Namespace) -> None:
                 checkpoint.save(arguments.checkpoints, done, model, optimizer, state, mesh)
 
     beginning = plain.initial_state(held_out.rows, precision)
-    unseen, guess = validate(model, held_out, beginning, precision), math.log(len(text.alphabet))
+    unseen, guess = validate(model, held_out, beginning, autocast), math.log(len(text.alphabet))
     result = f"validation loss {unseen:.3f} nats a character; blind guess: {guess:.3f}"
     console.out(result, highlight=False)
     start = text.validation[:SAMPLE_START]
-    with autocast(precision):
+    with autocast:
         state = plain.initial_state(1, precision)
         sample = write(model, start, state, arguments.sample, arguments.seed)
     console.rule("sample")
     console.out(text.decode(torch.cat([start, sample])), highlight=False)
 
 
-def autocast(precision: torch.dtype) -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16)
+def prepare(
+    plain: CharacterModel, arguments: argparse.Namespace, mesh: DeviceMesh
+) -> tuple[nn.Module, Optimizer]:
+    """Give the model as the processes share it, and its optimizer, both at the chosen opt level."""
+    if arguments.amp in AMP_LEVELS:
+        optimizer = Adam(plain.parameters(), arguments.rate)
+        # First, since DistributedDataParallel sums gradients in the type that weights have now.
+        amp.initialize(plain, optimizer, opt_level=arguments.amp, verbosity=0)
+        return share(plain, arguments.shard, mesh), optimizer
+    model = share(plain, arguments.shard, mesh)
+    optimizer = Adam(model.parameters(), arguments.rate)
+    return amp.initialize(model, optimizer, enabled=False)
 
 
 def read(
-    model: nn.Module, window: tuple[Tensor, Tensor], state: State, precision: torch.dtype
+    model: nn.Module, window: tuple[Tensor, Tensor], state: State, autocast: torch.autocast
 ) -> tuple[Tensor, State]:
     """Give the mean loss over a window, and the state after it, which carries no gradient on."""
     input, target = window
-    with autocast(precision):
+    with autocast:
         logits, (h_n, c_n) = model(input, state)
     return cross_entropy(logits.float(), target.flatten()), (h_n.detach(), c_n.detach())
 
 
 @torch.no_grad()
-def validate(model: nn.Module, streams: Streams, state: State, precision: torch.dtype) -> float:
+def validate(model: nn.Module, streams: Streams, state: State, autocast: torch.autocast) -> float:
     total = torch.zeros(())
     for step in range(streams.windows):
-        loss, state = read(model, streams[step], state, precision)
+        loss, state = read(model, streams[step], state, autocast)
         total += loss
     return mean_over_processes(total / streams.windows)
 
