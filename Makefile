@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 # Folders too: their time changes when a file comes or goes.
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc)
-CXX_FILES = $(shell find csrc tests/native -name '*.h' -o -name '*.inc' -o -name '*.cpp')
+CXX_FILES = $(shell find csrc tests/native examples/deploy -name '*.h' -o -name '*.inc' -o -name '*.cpp')
 NATIVE_TEST_FLAGS := -DRNNPACK_NATIVE=OFF -DRNNPACK_BUILD_TESTS=ON -DRNNPACK_WERROR=$(WERROR)
 
 # CMake must find ninja, and what runs must find its peers.
@@ -24,7 +24,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 build: $(VENV)/.installed-dev
 
-test: build native-test
+test: build native-test $(VENV)/.demo-models
 	$(BIN)/python -m pytest $(ARGS)
 
 # Memory errors and undefined behaviour in everything below torch; data races in the team of threads.

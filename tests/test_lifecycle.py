@@ -185,17 +185,6 @@ def test_a_shallow_copy_shares_the_parameters(kind):
 
 
 @each_kind
-def test_moves_between_dtypes_after_use(kind):
-    ours, input = kind.make(4, 7, 2), torch.randn(6, 3, 4)
-    expected = ours(input)[0]
-    ours.double()
-    assert ours(input.double())[0].dtype == torch.float64
-    ours.float()
-    torch.testing.assert_close(ours(input)[0], expected)
-    assert all(weight.dtype == torch.float32 for w in ours.all_weights for weight in w)
-
-
-@each_kind
 def test_shared_memory_and_apply(kind):
     ours, input = kind.make(4, 7), torch.randn(6, 3, 4)
     expected = ours(input)[0]

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.modules.rnn import RNNCellBase
 
 from rnnpack import functional, ops
+from rnnpack.derived import copyable_state, deep_copy
 from rnnpack.functional import Call, Path, cell_call
 from rnnpack.ops import CELL_INDEX
 
@@ -44,6 +45,12 @@ class Cell(RNNCellBase):
             h = h.squeeze(0)
             c = None if c is None else c.squeeze(0)
         return h if c is None else (h, c)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return copyable_state(self, _NAMES)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deep_copy(self, _NAMES, memo)
 
     def explain(self, input: Tensor, hx: Any = None) -> Path:
         """The path that `forward` takes for these arguments, and why."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -30,3 +34,23 @@ def drop(module: nn.Module) -> None:
         if isinstance(hook, _WEIGHT_HOOKS):
             del module._forward_pre_hooks[key]
     module._modules.pop("parametrizations", None)
+
+
+def copyable_state(module: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+    """What a module is made of, for a copy or a pickle; `names`: of its weights.
+
+    A weight that a hook computed, and will compute again, cannot be copied with its history.
+    """
+    state = module.__dict__.copy()
+    for name in names:
+        if isinstance(state.get(name), Tensor):
+            state[name] = state[name].detach()
+    return state
+
+
+def deep_copy(module: nn.Module, names: Iterable[str], memo: dict[int, Any]) -> Any:
+    """A deep copy of the copyable state; a parametrized class has a `__getstate__` that raises."""
+    copied = type(module).__new__(type(module))
+    memo[id(module)] = copied
+    copied.__dict__ = copy.deepcopy(copyable_state(module, names), memo)
+    return copied

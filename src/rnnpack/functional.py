@@ -12,6 +12,7 @@ The paths, best first:
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -296,7 +297,34 @@ def _why_not_native(path: str, input: Tensor, weights: Weights) -> str:
 
 
 def _infer(call: Call) -> Results:
+    if torch.compiler.is_compiling() and _weights_will_be_frozen(call):
+        stacks = call.stack.num_layers * call.directions
+        packed = ops.pack_weights(call.stack.cell, call.weights, stacks, call.input.dtype)
+        call = call._replace(weights=packed)
     return _in_one_op(ops.infer, call)
+
+
+def _weights_will_be_frozen(call: Call) -> bool:
+    """Whether Inductor is about to fold what is computed from weights alone into constants.
+
+    Then packing has a node of its own, which it folds; else it stays within the call's op, as
+    weights may change.
+    """
+    return (
+        _inductor_freezes()
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_exporting()
+        and call.weights[0].dtype != torch.uint8
+    )
+
+
+def _inductor_freezes() -> bool:
+    config = sys.modules.get("torch._inductor.config")
+    return config is not None and bool(config.freezing)
+
+
+# Asked while tracing and not traced: a module's settings are no part of the graph.
+_inductor_freezes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _onnx(call: Call) -> Results:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from rnnpack import functional, ops
-from rnnpack.derived import refresh
+from rnnpack.derived import copyable_state, deep_copy, refresh
 from rnnpack.functional import Call, Path, Stack
 from rnnpack.ops import CELL_INDEX, CELLS, library_status, pack_weights
 from rnnpack.sequences import check_lengths
@@ -87,14 +87,10 @@ class Recurrent(torch.nn.RNNBase):
         """Do nothing: no flat buffer exists."""
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in self._flat_weights_names:
-            weight = state.get(name)
-            if isinstance(weight, Tensor):
-                # What a hook (pruning, weight_norm) computed from parameters, and will compute
-                # again. It cannot be copied with its history.
-                state[name] = weight.detach()
-        return state
+        return copyable_state(self, self._flat_weights_names)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deep_copy(self, self._flat_weights_names, memo)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
@@ -186,7 +182,8 @@ class Recurrent(torch.nn.RNNBase):
             self.proj_size,
             self.bidirectional,
             self.batch_first,
-            self.dropout if self.training else 0.0,
+            # Not read where it has no effect: a traced float is one more thing to compile for.
+            self.dropout if self.training and self.num_layers > 1 else 0.0,
             self.recompute,
         )
 

@@ -137,24 +137,40 @@ class _Packed:
     def _load_from_state_dict(
         self: Any, state_dict: dict[str, Any], prefix: str, *rest: Any
     ) -> None:
-        for name, own in self._buffers.items():
+        for name in self._buffers:
             given = state_dict.get(prefix + name)
             if name.startswith("packed") and given is not None:
-                self._check_given(prefix + name, given, own)
+                self._check_given(prefix + name, given, self._sizes(name))
         super()._load_from_state_dict(state_dict, prefix, *rest)  # type: ignore[misc]
 
-    def _check_given(self: Any, name: str, given: Tensor, own: Tensor) -> None:
-        cell = CELL_INDEX[self._cell()]
+    def _sizes(self: Any, name: str) -> tuple[int, int, int]:
+        """(input_size, hidden_size, proj_size) of what the buffer `name` holds."""
+        if not isinstance(self, Recurrent):
+            return self.input_size, self.hidden_size, 0
+        below = (self.proj_size or self.hidden_size) * (2 if self.bidirectional else 1)
+        input_size = self.input_size if name.startswith("packed_l0") else below
+        return input_size, self.hidden_size, self.proj_size
+
+    def _check_given(self: Any, name: str, given: Tensor, expected: tuple[int, int, int]) -> None:
         try:
-            sizes = check_packed(given.contiguous(), cell)
+            sizes = tuple(check_packed(given.contiguous(), CELL_INDEX[self._cell()]))
         except RuntimeError as error:
             raise RuntimeError(f"cannot load {name}: {str(error).splitlines()[0]}") from error
-        expected = check_packed(own, cell)
         if sizes != expected:
             raise RuntimeError(
                 f"cannot load {name}: packed for (input_size, hidden_size, proj_size) = "
-                f"{tuple(sizes)}, this layer has {tuple(expected)}"
+                f"{sizes}, this layer has {expected}"
             )
+
+    def register_parameter(self: Any, name: str, param: nn.Parameter | None) -> None:
+        """Refuse a new weight, which would have no effect."""
+        names = [weight for group in _weight_names(self) for weight in group]
+        if name in names and name not in self._parameters:
+            raise TypeError(
+                f"cannot set {name}: a packed layer holds a snapshot of its weights; set it before "
+                "rnnpack.pack"
+            )
+        super().register_parameter(name, param)  # type: ignore[misc]
 
 
 class _PackedLayer(_Packed, Recurrent):

@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace, cases: list[Case]) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from rnnpack.bench import chart, limits, machine, report, runner
+    from rnnpack.bench import chart, deployment, limits, machine, report, runner
     from rnnpack.ops import library_status
 
     threads = args.threads or min(2, torch.get_num_threads())
@@ -108,7 +108,10 @@ def _run(args: argparse.Namespace, cases: list[Case]) -> int:
             def tell(text: str, name: str = case.id) -> None:
                 progress.update(task, description=f"{name}: {text}")
 
-            result = runner.run_case(case, plan, probes, tell=tell)
+            if case.measure == "deployment":
+                result = deployment.run_case(case, plan, tell=tell)
+            else:
+                result = runner.run_case(case, plan, probes, tell=tell)
             results.append(result)
             progress.console.print(report.line(result), highlight=False, soft_wrap=True)
             progress.advance(task)

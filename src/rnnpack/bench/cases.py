@@ -18,8 +18,10 @@ class Case:
     `cell` is lstm, gru, rnn_tanh or rnn_relu for a layer, or one of these with `_cell` for a cell
     module. `mode` is infer (forward without gradients), train (forward and backward; gradients of
     the input and of every parameter) or stream (one step a call, the state carried from call to
-    call). An infer case gives nobody an explicit state unless `states` is set. `measure` is time,
-    or memory: the growth of resident memory in one call.
+    call). An infer case gives nobody an explicit state unless `states` is set. `dtype` is that of
+    rnnpack's layer and its input; the others run in float32. `measure` is time;
+    memory: the growth of resident memory in one call; or deployment: the layer with a Linear behind
+    it, compiled and exported in every way.
     """
 
     name: str
@@ -36,7 +38,8 @@ class Case:
     mode: Mode = "infer"
     states: bool = False
     recompute: bool = False
-    measure: Literal["time", "memory"] = "time"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    measure: Literal["time", "memory", "deployment"] = "time"
 
     @property
     def id(self) -> str:
@@ -80,6 +83,7 @@ def _case(
     parts += [f"projected-{case.proj_size}"] if case.proj_size else []
     parts += ["train"] if case.mode == "train" and suite == "cells" else []
     parts += ["recompute"] if case.recompute else []
+    parts += [case.dtype] if case.dtype != "float32" else []
     return dataclasses.replace(case, name="-".join(parts))
 
 
@@ -174,6 +178,15 @@ def _training() -> Iterator[Case]:
     yield case("rnn_tanh", 100, 1, 128, "one sequence")
 
 
+def _sixteen_bit() -> Iterator[Case]:
+    for dtype in ("bfloat16", "float16"):
+        for hidden in (512, 1024):
+            reason = "16-bit weights where reading them is the limit"
+            yield _case("sixteen-bit", reason, "lstm", (100, 1, hidden), dtype=dtype)
+    reason = "16-bit weights where arithmetic, which stays float32, is the limit"
+    yield _case("sixteen-bit", reason, "lstm", (100, 32, 256), dtype="bfloat16")
+
+
 def _streaming() -> Iterator[Case]:
     reason = "one step a call with the state carried: speech, control, decoding"
     for hidden in (64, 128, 256, 512):
@@ -200,6 +213,11 @@ def _memory() -> Iterator[Case]:
     yield case("gru", "what one training step keeps and needs at its peak", mode="train")
 
 
+def _deployment() -> Iterator[Case]:
+    reason = "a small model compiled and exported: what is left of the layer's speed"
+    yield _case("deployment", reason, "lstm", (100, 1, 128), measure="deployment")
+
+
 _SUITES = {
     "step": _step,
     "sequence": _sequence,
@@ -211,9 +229,11 @@ _SUITES = {
     "rnn": _rnn,
     "cells": _cells,
     "training": _training,
+    "sixteen-bit": _sixteen_bit,
     "streaming": _streaming,
     "scaling": _scaling,
     "memory": _memory,
+    "deployment": _deployment,
 }
 
 SUITES = tuple(_SUITES)

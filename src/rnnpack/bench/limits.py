@@ -12,7 +12,7 @@ from rnnpack.bench.cases import Case
 
 # From inside a first-level cache to beyond the last level, of most machines.
 _SIZES = tuple(1 << k for k in range(13, 27))
-_FLOAT_BYTES = 4
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,11 @@ def limit(case: Case, probes: Probes) -> Limit:
     backward; the latter has twice the products, and reads the recurrent weights once more.
     """
     total = arithmetic = reading = 0.0
-    stack = _FLOAT_BYTES * sum(sum(_weights(case, k)) for k in range(case.layers)) * case.directions
+    element = _BYTES[case.dtype]
+    stack = element * sum(sum(_weights(case, k)) for k in range(case.layers)) * case.directions
     for layer in range(case.layers):
         input_weights, recurrent_weights = _weights(case, layer)
-        input_bytes, recurrent_bytes = (
-            _FLOAT_BYTES * input_weights,
-            _FLOAT_BYTES * recurrent_weights,
-        )
+        input_bytes, recurrent_bytes = element * input_weights, element * recurrent_weights
         working_set = stack if case.seq_len == 1 else recurrent_bytes
         bandwidth = probes.bandwidth(working_set / probes.threads)
         work = 2 * case.batch * (input_weights + recurrent_weights) / probes.flops

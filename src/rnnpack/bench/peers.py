@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -32,13 +33,8 @@ def torchscript(problem: Problem, threads: int) -> Contestant:
 
 def ours(problem: Problem, threads: int) -> Contestant:
     """rnnpack, with `torch.nn`'s weights and the path that `explain` names."""
+    layer, problem = _our_layer(problem), _in_our_dtype(problem)
     case = problem.case
-    module_class = getattr(rnnpack, class_name(case), None)
-    if module_class is None:
-        raise Absent(f"rnnpack has no {class_name(case)} yet")
-    layer = build_layer(module_class, case, **({"recompute": True} if case.recompute else {}))
-    layer.load_state_dict(problem.layer.state_dict())
-    layer.train(problem.layer.training)
     path = rnnpack.explain(layer, *_arguments(problem))
     refusal = None if path.native else f"the path was {path.kind}, not native: {path.reason}"
     text = f"{path.kind}: {path.reason}"
@@ -52,6 +48,35 @@ def ours(problem: Problem, threads: int) -> Contestant:
     stream.state = problem.states if len(problem.states) > 1 else problem.states[0]
     row = problem.input[0]
     return Contestant(lambda: stream.step(row), lambda y: {"output": y}, text, refusal)
+
+
+def packed(problem: Problem, threads: int) -> Contestant:
+    """rnnpack after `rnnpack.pack`: weights packed beforehand, as the runtimes have them."""
+    layer = rnnpack.pack(_our_layer(problem)).model
+    return _module(layer, _in_our_dtype(problem))
+
+
+def _our_layer(problem: Problem) -> nn.Module:
+    case = problem.case
+    module_class = getattr(rnnpack, class_name(case), None)
+    if module_class is None:
+        raise Absent(f"rnnpack has no {class_name(case)} yet")
+    layer = build_layer(module_class, case, **({"recompute": True} if case.recompute else {}))
+    layer.load_state_dict(problem.layer.state_dict())
+    return layer.train(problem.layer.training).to(getattr(torch, case.dtype))
+
+
+def _in_our_dtype(problem: Problem) -> Problem:
+    """The problem with its tensors, the leaf of the input included, in the dtype of the case."""
+    dtype = getattr(torch, problem.case.dtype)
+    if dtype == torch.float32:
+        return problem
+    return dataclasses.replace(
+        problem,
+        input=problem.input.detach().to(dtype).requires_grad_(problem.input.requires_grad),
+        states=tuple(state.to(dtype) for state in problem.states),
+        grad=problem.grad.to(dtype),
+    )
 
 
 def _arguments(problem: Problem) -> tuple[Any, ...]:
@@ -104,11 +129,13 @@ def _values(result: Any, problem: Problem) -> Values:
 
 
 OURS = "rnnpack"
+PACKED = "rnnpack.pack"
 BASELINE = "torch.nn"
 
 CONTESTANTS: dict[str, Callable[[Problem, int], Contestant]] = {
     OURS: ours,
     BASELINE: torch_nn,
+    PACKED: packed,
     "torchscript": torchscript,
     "onnxruntime": onnxruntime_contestant,
     "openvino": openvino_contestant,
@@ -117,5 +144,10 @@ CONTESTANTS: dict[str, Callable[[Problem, int], Contestant]] = {
 
 
 def takes_part(name: str, case: Case) -> bool:
-    """Whether a contestant is meant for a case: TorchScript where people write such layers."""
+    """Whether a contestant is meant for a case.
+
+    TorchScript where people write such layers, packed weights where nothing is trained.
+    """
+    if name == PACKED:
+        return case.mode == "infer" and case.measure == "time"
     return name != "torchscript" or (case.mode == "train" and case.proj_size > 0)

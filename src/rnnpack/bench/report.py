@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rnnpack.bench.limits import Probes
-from rnnpack.bench.peers import BASELINE, OURS
+from rnnpack.bench.peers import BASELINE, OURS, PACKED
 from rnnpack.bench.runner import Plan, Result
 
 
@@ -40,9 +40,9 @@ def print_machine(
 
 def line(result: Result) -> str:
     """What to say of a case as soon as it is done."""
-    name, took, _, to_baseline, to_best, share = _row(result)
+    name, took, _, to_baseline, to_best, share, _ = _row(result)
     parts = [took] + ([f"{to_baseline} x {BASELINE}"] if to_baseline else [])
-    parts += [to_best.replace(" ", " x ")] if to_best and result.best_peer() != BASELINE else []
+    parts += [to_best.replace(" ", " x ", 1)] if to_best and result.best_peer() != BASELINE else []
     parts += [f"{share} of the limit"] if share else []
     return f"{result.case.suite}/{name}: {', '.join(parts)}"
 
@@ -50,7 +50,12 @@ def line(result: Result) -> str:
 def print_results(console: Console, results: Sequence[Result]) -> None:
     """A table a suite, then which figures are not there, each with the reason."""
     for suite, group in groupby(results, key=lambda result: result.case.suite):
-        console.print(_table(suite, list(group)))
+        of_suite = list(group)
+        if of_suite[0].case.measure == "deployment":
+            for result in of_suite:
+                console.print(_table_of_ways(result))
+        else:
+            console.print(_table(suite, of_suite))
     absences: dict[tuple[str, str], list[str]] = {}
     for result in results:
         for name, reason in result.absent.items():
@@ -66,15 +71,38 @@ def _table(suite: str, results: list[Result]) -> Table:
     ratios = [ratio for result in results if (ratio := result.ratio(BASELINE))]
     several = len(ratios) > 1
     mean = f"{_geometric_mean(ratios):.2f}" if several else ""
+    bests = [ratio for r in results if (best := r.best_peer()) and (ratio := r.ratio(best))]
+    mean_to_best = f"{_geometric_mean(bests):.2f}" if several and bests else ""
     table = Table(title=suite, title_justify="left", show_footer=several, box=box.SIMPLE_HEAD)
     table.add_column("case", footer="geometric mean", no_wrap=True)
     table.add_column(OURS, justify="right", no_wrap=True)
     table.add_column("p10 - p90", justify="right", no_wrap=True)
     table.add_column(f"x {BASELINE}", justify="right", footer=mean, no_wrap=True)
-    table.add_column("x best peer", justify="right", no_wrap=True)
+    table.add_column("x best peer", justify="right", footer=mean_to_best, no_wrap=True)
     table.add_column("of limit", justify="right", no_wrap=True)
+    table.add_column("packed", justify="right", no_wrap=True)
     for result in results:
         table.add_row(*_row(result))
+    return table
+
+
+def _table_of_ways(result: Result) -> Table:
+    """A row for each way in which one model runs."""
+    title = f"{result.case.id}, a Linear behind it"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("way", no_wrap=True)
+    for name in ("a call", "p10 - p90", f"time by {OURS}'s", "until the first result"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, figure in result.figures.items():
+        ratio = result.ratio(name)
+        compiling = result.compile_seconds.get(name)
+        table.add_row(
+            name,
+            _time(figure.median),
+            f"{_time(figure.p10)} - {_time(figure.p90)}" if figure.blocks > 1 else "",
+            _ratio(ratio),
+            "" if compiling is None else _time(compiling),
+        )
     return table
 
 
@@ -86,7 +114,7 @@ def _geometric_mean(ratios: Sequence[float]) -> float:
 def _row(result: Result) -> list[str]:
     ours = result.figures.get(OURS)
     if ours is None:
-        return [result.case.name, "failed" if result.failed else "no figure", "", "", "", ""]
+        return [result.case.name, "failed" if result.failed else "no figure", *[""] * 5]
     show = _bytes if result.case.measure == "memory" else _time
     best = result.best_peer()
     to_best = result.ratio(best) if best else None
@@ -98,6 +126,7 @@ def _row(result: Result) -> list[str]:
         _ratio(result.ratio(BASELINE)),
         f"{_ratio(to_best)} {best}" if best else "",
         "" if share is None else f"{share:.0%}",
+        _time(result.figures[PACKED].median) if PACKED in result.figures else "",
     ]
 
 

@@ -12,15 +12,19 @@ from rnnpack.bench.onnx_model import build_model, state_names
 from rnnpack.bench.problem import Problem
 
 
-def onnxruntime_contestant(problem: Problem, threads: int) -> Contestant:
+def onnxruntime_session(model: bytes, threads: int) -> Any:
     """A session on the CPU provider with `threads` threads inside an operator."""
     runtime = require("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors
-    model = build_model(problem)
-    session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def onnxruntime_contestant(problem: Problem, threads: int) -> Contestant:
+    """The model of the problem, in a session of ONNX Runtime."""
+    session = onnxruntime_session(build_model(problem), threads)
     feed = _feed(problem)
     carried = [name for name, _ in state_names(problem)]
 
