@@ -15,8 +15,8 @@ constexpr uint32_t kVersion = 1;
 constexpr int64_t kLargestSize =
     int64_t{1} << 24;  // of any dimension; keeps products of header fields far from overflow
 
-// Fletcher's sum over 32-bit words, modulo 2^64 and so without a division: any one changed word, and
-// any two that changed places, give another.
+// Fletcher's sum over 32-bit words, modulo 2^64 and so without a division: any one changed word,
+// and any two that changed places, give another.
 uint64_t checksum(const void* bytes, int64_t count) {
   uint64_t low = 0, high = 0;
   for (int64_t i = 0; i < count; i += 4) {
