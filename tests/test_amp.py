@@ -474,6 +474,30 @@ def test_models_compile_in_one_graph(level):
     assert model.layer.weight_hh_l0.grad.ne(0).any()
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_models_can_be_exported(level, strict):
+    model, _ = prepared(level)
+    model.eval()
+    any_size = torch.export.Dim.DYNAMIC
+    with torch.no_grad():
+        program = torch.export.export(
+            model,
+            (torch.randn(4, 3, 5),),
+            dynamic_shapes=({0: any_size, 1: any_size},),
+            strict=strict,
+        )
+        input = torch.randn(9, 2, 5)
+        assert_same_bits(program.module()(input), model(input))
+
+
+def test_packed_layers_cannot_be_cast():
+    for level in ("O2", "O3"):
+        model = rnnpack.pack(torch.nn.Sequential(rnnpack.GRU(5, 7))).model
+        with pytest.raises(RuntimeError, match=r"0 is packed.*before rnnpack.pack"):
+            amp.initialize(model, opt_level=level)
+
+
 # --- The example ----------------------------------------------------------------------------------
 
 

@@ -134,10 +134,30 @@ def damaged(tensor):
     return tensor
 
 
+def swapped(tensor):
+    """Two words have changed places: their sum is the same."""
+    tensor = tensor.clone()
+    words = tensor.view(torch.int32)
+    other = int(words[40:].ne(words[39]).nonzero()[0]) + 40
+    words[[39, other]] = words[[other, 39]]
+    return tensor
+
+
+def of_another_dtype(tensor):
+    """The header of bfloat16 panels says float16, which takes as many bytes."""
+    layer = rnnpack.pack(LSTM.make(6, 8), dtype=torch.bfloat16).model
+    words = layer.packed_l0.clone()
+    assert words[16] == 1
+    words[16] = 2
+    return words
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (damaged, "checksum"),
+        (swapped, "checksum"),
+        (of_another_dtype, "checksum"),
         (lambda tensor: tensor[:-4], "damaged"),
         (lambda tensor: torch.cat([tensor, tensor]), "damaged"),
         (torch.zeros_like, "not packed weights"),
@@ -153,6 +173,31 @@ def test_a_damaged_or_foreign_file_is_refused(change, words):
     with pytest.raises(RuntimeError, match=words):
         twin.load_state_dict({"packed_l0": change(twin.packed_l0)})
     assert_same_bits(twin(input)[0], before)
+
+
+def test_a_second_dtype_is_refused():
+    model = nn.Sequential(LSTM.make(5, 9))
+    rnnpack.pack(model)
+    with pytest.raises(TypeError, match="0 is packed already"):
+        rnnpack.pack(model, dtype=torch.bfloat16)
+    assert rnnpack.pack(model).model is model
+
+
+def test_layers_packed_in_different_dtypes_are_refused():
+    """Both take as many bytes, so a state dict of one fits the other."""
+    low, other = (
+        rnnpack.pack(LSTM.make(8, 8, 2), dtype=dtype).model
+        for dtype in (torch.bfloat16, torch.float16)
+    )
+    low.load_state_dict({"packed_l1": other.packed_l1}, strict=False)
+    for run in (lambda: low(torch.randn(20, 3, 8)), low.stream):
+        with pytest.raises(RuntimeError, match="another dtype than those of layer 0"):
+            run()
+
+
+def test_a_packed_layer_without_memory_is_refused():
+    with pytest.raises(TypeError, match="on meta"):
+        packed(LSTM.make(5, 9)).to("meta").stream()
 
 
 @each_kind

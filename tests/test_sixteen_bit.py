@@ -157,9 +157,15 @@ def test_mixed_dtypes_are_refused():
     for module, dtype in ((layer, torch.bfloat16), (copy.deepcopy(layer).half(), torch.bfloat16)):
         with torch.no_grad(), pytest.raises(ValueError, match="dtype"):
             module(torch.zeros(2, 1, 3, dtype=dtype))
-    cell = rnnpack.GRUCell(3, 5).bfloat16()
-    with torch.no_grad(), pytest.raises(RuntimeError):
-        cell(torch.zeros(1, 3, dtype=torch.float16))
+    for cell in (rnnpack.GRUCell(3, 5), rnnpack.pack(rnnpack.LSTMCell(3, 5)).model):
+        for dtype in (torch.bfloat16, torch.float64):
+            with (
+                torch.no_grad(),
+                pytest.raises(RuntimeError, match=r"expected input.*use input.to"),
+            ):
+                cell(torch.zeros(1, 3, dtype=dtype))
+    with torch.no_grad(), torch.autocast("cpu"), pytest.raises(ValueError, match="dtype"):
+        layer(torch.zeros(2, 1, 3, dtype=torch.float64))
 
 
 # --- Autocast ------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ RNNPACK_SHARED_INLINE int64_t size_of(DType type) { return type == DType::kFloat
 RNNPACK_SHARED_INLINE int index(DType type) { return static_cast<int>(type); }
 
 // Element `i` of an array of `type`.
-inline const void* element(const void* data, DType type, int64_t i) {
+__attribute__((always_inline)) inline const void* element(const void* data, DType type, int64_t i) {
   return static_cast<const char*>(data) + i * size_of(type);
 }
-inline void* element(void* data, DType type, int64_t i) {
+__attribute__((always_inline)) inline void* element(void* data, DType type, int64_t i) {
   return static_cast<char*>(data) + i * size_of(type);
 }
 

@@ -4,7 +4,7 @@
 // Each step turns dh into dgates (the cell's derivative, by blocks of units) and dgates into the dh
 // of the step before (a product with weight_hh, by columns of h). Both are shared in the same way,
 // so one barrier a step is enough: after dgates. When a chunk's dgates are there and still in the
-// cache, the products that need no order in time follow (products.h): gradients of weights, biases
+// cache, the products that need no order in time follow (gradients.h): gradients of weights, biases
 // and input.
 #include <algorithm>
 #include <new>

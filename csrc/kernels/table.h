@@ -18,7 +18,7 @@ struct KernelTable {
   DirectKernel direct[kDTypes][kDTypes];
   PackRows pack_rows[kDTypes][kDTypes];
   PackColumns pack_columns[kDTypes][kDTypes];
-  ToFloats to_floats[kDTypes];
+  ToFloats to_floats[kDTypes];  // null for float32
   FromFloats from_floats[kDTypes];
   CellForwardKernel forward[kCellKinds];
   CellBackwardKernel backward[kCellKinds];

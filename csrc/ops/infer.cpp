@@ -77,6 +77,8 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
       shape = packed_shape(weights[first]);
       RNNPACK_CHECK(shape.cell == kind, "packed weights of layer ", i / directions,
                     " are of another cell");
+      RNNPACK_CHECK(shape.storage == problem.storage, "packed weights of layer ", i / directions,
+                    " are kept in another dtype than those of layer 0; pack all layers in one");
       layer_weights.emplace_back().packed = packed_panels(weights[first].data_ptr());
     } else {
       const WeightTensors tensors = unpack_list(weights, first, each);
@@ -87,8 +89,7 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
     if (i == 0) problem.input_size = shape.input;
     const LayerShape expected = problem.shape(i / directions);
     RNNPACK_CHECK(shape.input == expected.input && shape.hidden == expected.hidden &&
-                      shape.projection == expected.projection &&
-                      (each > 1 || shape.storage == problem.storage),
+                      shape.projection == expected.projection,
                   "weights of layer ", i / directions, " must take ", expected.input,
                   " features to hidden_size ", expected.hidden, " and proj_size ",
                   expected.projection, ", got ", shape.input, ", ", shape.hidden, " and ",
@@ -115,8 +116,8 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
   problem.input = sequence.view(dense_input);
   problem.output = sequence.view(output.floats());
   problem.weights = layer_weights.data();
-  problem.h_0 = h_0 ? floats(dense.floats(dense.whole(*h_0))) : nullptr;
-  problem.c_0 = c_0 ? floats(dense.floats(dense.whole(*c_0))) : nullptr;
+  problem.h_0 = dense.state(h_0);
+  problem.c_0 = dense.state(c_0);
   problem.h_n = h_n.data();
   problem.c_n = has_cell_state ? c_n.data() : nullptr;
   run(problem);
@@ -165,8 +166,8 @@ std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>
   problem.input = {floats(dense_input), 0, dense_input.stride(0)};
   problem.output = {h.data(), 0, shape.hidden};
   problem.weights = &weights;
-  problem.h_0 = h_0 ? floats(dense.floats(dense.whole(*h_0))) : nullptr;
-  problem.c_0 = c_0 ? floats(dense.floats(dense.whole(*c_0))) : nullptr;
+  problem.h_0 = dense.state(h_0);
+  problem.c_0 = dense.state(c_0);
   problem.c_n = has_cell_state ? c.data() : nullptr;
   run(problem);
   return {h.take(), c.take()};

@@ -15,17 +15,31 @@ constexpr uint32_t kVersion = 1;
 constexpr int64_t kLargestSize =
     int64_t{1} << 24;  // of any dimension; keeps products of header fields far from overflow
 
-// Fletcher's sum over 32-bit words, modulo 2^64 and so without a division: any one changed word,
-// and any two that changed places, give another.
-uint64_t checksum(const void* bytes, int64_t count) {
+// Fletcher's sums over 32-bit words, modulo 2^64 and so without a division.
+struct Sums {
   uint64_t low = 0, high = 0;
-  for (int64_t i = 0; i < count; i += 4) {
-    uint32_t word;
-    std::memcpy(&word, static_cast<const char*>(bytes) + i, sizeof word);
-    low += word;
-    high += low;
+
+  void add(const void* bytes, int64_t count) {
+    for (int64_t i = 0; i < count; i += 4) {
+      uint32_t word;
+      std::memcpy(&word, static_cast<const char*>(bytes) + i, sizeof word);
+      low += word;
+      high += low;
+    }
   }
-  return high * 0x9e3779b97f4a7c15u + low;  // an odd factor, so that neither sum hides the other
+};
+
+// Of the header without this sum, and of the panels. The factor is even: each word then counts an
+// odd number of times, so any one changed word gives another sum, and so do any two that changed
+// places within 8 GiB.
+uint64_t checksum(PackedHeader header, const void* panels, int64_t bytes) {
+  constexpr uint64_t kEvenFactor = 0x9e3779b97f4a7c16u;
+  static_assert(sizeof header % 4 == 0);
+  header.checksum = 0;
+  Sums sums;
+  sums.add(&header, sizeof header);
+  sums.add(panels, bytes);
+  return sums.high * kEvenFactor + sums.low;
 }
 
 PackedHeader header_of(const void* packed) {
@@ -103,7 +117,7 @@ Tensor pack(int64_t cell, const Tensor& weight_ih, const Tensor& weight_hh,
   header.input = shape.input;
   header.hidden = shape.hidden;
   header.projection = shape.projection;
-  header.checksum = checksum(panels, bytes);
+  header.checksum = checksum(header, panels, bytes);
   std::memcpy(packed.data_ptr(), &header, sizeof header);
   return packed;
 }
@@ -112,9 +126,10 @@ std::tuple<int64_t, int64_t, int64_t> check_packed(const Tensor& packed, int64_t
   const LayerShape shape = packed_shape(packed);
   RNNPACK_CHECK(shape.cell == cell_kind(cell), "packed weights are of cell ",
                 static_cast<int>(shape.cell), ", expected cell ", cell);
-  RNNPACK_CHECK(checksum(packed_panels(packed.data_ptr()), shape.packed_bytes()) ==
-                    header_of(packed.data_ptr()).checksum,
-                "packed weights are damaged: their checksum differs; pack the model again");
+  const PackedHeader header = header_of(packed.data_ptr());
+  RNNPACK_CHECK(
+      checksum(header, packed_panels(packed.data_ptr()), shape.packed_bytes()) == header.checksum,
+      "packed weights are damaged: their checksum differs; pack the model again");
   return {shape.input, shape.hidden, shape.projection};
 }
 

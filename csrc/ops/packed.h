@@ -14,7 +14,7 @@ struct PackedHeader {
   int32_t dtype;  // of the panels: DType
   int32_t zero;
   int64_t input, hidden, projection;
-  uint64_t checksum;  // of everything after the header; read by check_packed, not on every call
+  uint64_t checksum;  // of the rest; read by check_packed, not on every call
 };
 
 inline constexpr int64_t kPackedHeaderBytes = kCacheLine;
@@ -26,7 +26,8 @@ bool is_packed(const Tensor& tensor);
 // they ask for.
 LayerShape packed_shape(const Tensor& packed);
 
-// The same of memory that has been checked.
+// Of memory that packed_shape has checked: where the engine's part starts, and the type of its
+// panels.
 const void* packed_panels(const void* packed);
 DType packed_storage(const void* packed);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/align.h"
 #include "engine/team.h"
@@ -29,6 +30,8 @@ void poison(void* memory, int64_t bytes) {
   if (fill_nan() && bytes > 0) std::memset(memory, 0xff, static_cast<size_t>(bytes));
 }
 
+}  // namespace
+
 const char* dtype_name(ScalarType type) {
   switch (type) {
     case ScalarType::Float: return "float32";
@@ -40,8 +43,6 @@ const char* dtype_name(ScalarType type) {
     default: return "another dtype";
   }
 }
-
-}  // namespace
 
 std::string shape_text(const Tensor& tensor) {
   std::ostringstream text;
@@ -75,8 +76,8 @@ Tensor empty(const int64_t* sizes, size_t dim, ScalarType dtype) {
                                                   type_code(dtype), aoti_torch_device_type_cpu(), 0,
                                                   &handle));
   Tensor result(handle);
-  if (dtype != ScalarType::Byte)
-    poison(result.data_ptr(), result.numel() * size_of(dtype_of(result)));
+  poison(result.data_ptr(),
+         result.numel() * (dtype == ScalarType::Byte ? 1 : size_of(dtype_of(result))));
   return result;
 }
 
@@ -119,8 +120,8 @@ void check_floating(const Tensor& tensor, const char* name, int64_t dim) {
   check_tensor(tensor, name, dtype, dim);
 }
 
-DType dtype_of(const Tensor& floating) {
-  switch (floating.scalar_type()) {
+DType dtype_of(ScalarType floating) {
+  switch (floating) {
     case ScalarType::BFloat16: return DType::kBFloat16;
     case ScalarType::Half: return DType::kHalf;
     default: return DType::kFloat;
@@ -161,6 +162,10 @@ const Tensor& Dense::whole(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : keep(torch::stable::contiguous(tensor));
 }
 
+const float* Dense::state(const std::optional<Tensor>& tensor) {
+  return tensor ? ops::floats(floats(whole(*tensor))) : nullptr;
+}
+
 Result::Result(const Tensor& tensor) : tensor_(tensor) {
   if (tensor.scalar_type() != ScalarType::Float) floats_ = empty_like(tensor, ScalarType::Float);
 }
@@ -192,14 +197,75 @@ void prefer_huge_pages(void* memory, int64_t bytes) {
 #endif
 }
 
-Scratch::Scratch(int64_t bytes) {
-  const int64_t alignment = bytes < kHugePage ? kCacheLine : kHugePage;
-  const int64_t size = round_up(std::max<int64_t>(bytes, 1), alignment);
-  memory_.reset(std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(size)));
+namespace {
+
+#if defined(__linux__)
+// New pages, of which the kernel can make large ones; what malloc gives may have been small ones
+// before. Null: out of memory.
+void* map_huge_pages(int64_t size) {
+  const auto bytes = static_cast<size_t>(size + kHugePage);
+  void* all = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  char* start = static_cast<char*>(all);
+  char* aligned = start + (round_up(reinterpret_cast<int64_t>(start), kHugePage) -
+                           reinterpret_cast<int64_t>(start));
+  if (aligned > start) munmap(start, static_cast<size_t>(aligned - start));
+  const int64_t behind = start + bytes - (aligned + size);
+  if (behind > 0) munmap(aligned + size, static_cast<size_t>(behind));
+  prefer_huge_pages(aligned, size);
+  return aligned;
+}
+#endif
+
+// Scratch that the thread's last call left: memory that is new has to be cleared by the system,
+// which took a fifth of the time of a small batch. No more of it than malloc itself would keep.
+constexpr int64_t kMostKept = int64_t{32} << 20;
+thread_local Scratch::Block kept;
+
+}  // namespace
+
+Scratch::Block::Block(int64_t bytes) {
+#if defined(__linux__)
+  mapped_ = bytes >= kHugePage;
+  size_ = round_up(std::max<int64_t>(bytes, 1), mapped_ ? kHugePage : kCacheLine);
+  memory_ =
+      mapped_ ? map_huge_pages(size_) : std::aligned_alloc(kCacheLine, static_cast<size_t>(size_));
+#else
+  size_ = round_up(std::max<int64_t>(bytes, 1), kCacheLine);
+  memory_ = std::aligned_alloc(kCacheLine, static_cast<size_t>(size_));
+#endif
   if (memory_ == nullptr)
     fail("out of memory: ", bytes, " bytes of scratch; split the batch or the sequence");
-  prefer_huge_pages(memory_.get(), bytes);
-  poison(memory_.get(), bytes);
+}
+
+Scratch::Block::~Block() {
+#if defined(__linux__)
+  if (mapped_) {
+    munmap(memory_, static_cast<size_t>(size_));
+    return;
+  }
+#endif
+  std::free(memory_);
+}
+
+void Scratch::Block::swap(Block& other) {
+  std::swap(memory_, other.memory_);
+  std::swap(size_, other.size_);
+  std::swap(mapped_, other.mapped_);
+}
+
+Scratch::Scratch(int64_t bytes) {
+  if (kept.size() < bytes) {
+    Block fresh(bytes);
+    block_.swap(fresh);
+  } else {
+    block_.swap(kept);
+  }
+  poison(block_.memory(), bytes);
+}
+
+Scratch::~Scratch() {
+  if (block_.size() > kept.size() && block_.size() <= kMostKept) block_.swap(kept);
 }
 
 }  // namespace rnnpack::ops

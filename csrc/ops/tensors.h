@@ -37,6 +37,7 @@ template <class... Parts>
   if (!(condition)) ::rnnpack::ops::fail(__VA_ARGS__)
 
 std::string shape_text(const Tensor& tensor);
+const char* dtype_name(ScalarType type);
 
 // A new uninitialised CPU tensor. With RNNPACK_FILL_NAN in the environment it starts as NaN, so
 // that tests see what was not written.
@@ -48,10 +49,12 @@ Tensor empty_like(const Tensor& tensor, ScalarType dtype);
 void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim);
 // The same for float32, bfloat16 and float16.
 void check_floating(const Tensor& tensor, const char* name, int64_t dim);
-DType dtype_of(const Tensor& floating);
+DType dtype_of(ScalarType floating);
+inline DType dtype_of(const Tensor& floating) { return dtype_of(floating.scalar_type()); }
 void check_sizes(const Tensor& tensor, const char* name, std::initializer_list<int64_t> sizes);
 
-// Holds copies of tensors whose last dimension is not dense, for the length of a call.
+// Holds copies of tensors that are not dense, or not float32 where floats are asked for, for the
+// length of a call.
 class Dense {
  public:
   // The tensor itself, or a contiguous copy that lives as long as this object. The innermost stride
@@ -60,6 +63,8 @@ class Dense {
   const Tensor& whole(const Tensor& tensor);
   // As rows; 16-bit tensors become float32.
   const Tensor& floats(const Tensor& tensor);
+  // All of a state in float32; null: absent.
+  const float* state(const std::optional<Tensor>& tensor);
 
  private:
   const Tensor& keep(Tensor copy);
@@ -88,17 +93,35 @@ class Result {
 // went from 62 to 45 ms on one core.
 void prefer_huge_pages(void* memory, int64_t bytes);
 
-// Scratch of one call, cache-line aligned.
+// Scratch of one call, cache-line aligned. Its contents are undefined; its memory serves the
+// thread's next call, too.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes);
-  void* data() const { return memory_.get(); }
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  void* data() const { return block_.memory(); }
+
+  class Block {
+   public:
+    Block() = default;
+    explicit Block(int64_t bytes);
+    ~Block();
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+    void swap(Block& other);
+    void* memory() const { return memory_; }
+    int64_t size() const { return size_; }
+
+   private:
+    void* memory_ = nullptr;
+    int64_t size_ = 0;
+    bool mapped_ = false;  // by the system itself, in large pages, and not by malloc
+  };
 
  private:
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::unique_ptr<void, Free> memory_;
+  Block block_;
 };
 
 // How many threads a call may use: torch's setting, which a thread that is new to torch learns by

@@ -38,20 +38,19 @@ LayerShape check_weights(CellKind cell, const WeightTensors& t) {
 }
 
 DType panels_type(const Tensor& weight, std::optional<ScalarType> dtype) {
-  const ScalarType type = dtype.value_or(weight.scalar_type());
-  RNNPACK_CHECK(
-      type == weight.scalar_type() || (weight.scalar_type() == ScalarType::Float &&
-                                       (type == ScalarType::BFloat16 || type == ScalarType::Half)),
-      "panels have the dtype of their weights, or bfloat16 or float16 made of float32");
-  return type == ScalarType::BFloat16 ? DType::kBFloat16
-         : type == ScalarType::Half   ? DType::kHalf
-                                      : DType::kFloat;
+  const ScalarType own = weight.scalar_type(), type = dtype.value_or(own);
+  RNNPACK_CHECK(type == own || (own == ScalarType::Float &&
+                                (type == ScalarType::BFloat16 || type == ScalarType::Half)),
+                "weights of ", dtype_name(own), " cannot be kept in ", dtype_name(type),
+                ": give their own dtype, or bfloat16 or float16 for float32 ones");
+  return dtype_of(type);
 }
 
 DType check_storage(const Tensor& input, const Tensor& weight) {
   RNNPACK_CHECK(
       weight.scalar_type() == input.scalar_type() || weight.scalar_type() == ScalarType::Float,
-      "weights must have the input's dtype, or float32 to be rounded to it");
+      "weights must be ", dtype_name(input.scalar_type()),
+      " as the input is, or float32 to be rounded to it; got ", dtype_name(weight.scalar_type()));
   return dtype_of(input);
 }
 

@@ -40,7 +40,7 @@ class Cell(RNNCellBase):
             if result is not None:
                 return result
         output, _, c_n = functional.run(self._call(input, hx))
-        h, c = output[0], None if c_n is None else c_n[0]
+        h, c = output.squeeze(0), None if c_n is None else c_n.squeeze(0)
         if input.dim() == _UNBATCHED:
             h = h.squeeze(0)
             c = None if c is None else c.squeeze(0)
@@ -59,20 +59,36 @@ class Cell(RNNCellBase):
     def _run_op(self, input: Tensor, hx: Any) -> Any:
         """The short way for the commonest call; None where the op refuses: `forward` says why."""
         weights = self._weights()
-        if len(weights) == 1 or input.dtype is not weights[0].dtype:  # packed, or to be refused
-            return None
+        if input.dtype is not self._dtype(weights):
+            return None  # the op would round float32 weights to it, as under autocast
         cell = CELL_INDEX[self._cell()]
         has_cell_state = cell == _LSTM
         try:
             h_0, c_0 = functional.states_of(hx, has_cell_state=has_cell_state)
-            bias = weights[2:] or (None, None)
-            h, c = ops.cell_at_once(input, h_0, c_0, weights[0], weights[1], *bias, cell)
-        except (RuntimeError, TypeError, ValueError):
+            if len(weights) == 1:  # packed
+                h, c = self._run_packed(cell, input, h_0, c_0, weights)
+            else:
+                bias = weights[2:] or (None, None)
+                h, c = ops.cell_at_once(input, h_0, c_0, weights[0], weights[1], *bias, cell)
+        except (RuntimeError, TypeError, ValueError, AttributeError):
             return None
         return (h, c) if has_cell_state else h
 
+    def _run_packed(
+        self, cell: int, input: Tensor, h_0: Any, c_0: Any, weights: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        states = [None if state is None else state.unsqueeze(0) for state in (h_0, c_0)]
+        sizes = (1, self.hidden_size, 0)
+        output, _, c_n = ops.infer_at_once(
+            input.unsqueeze(0), *states, weights, None, None, cell, *sizes, False, False
+        )
+        return output.squeeze(0), c_n.squeeze(0)
+
     def _cell(self) -> str:
         raise NotImplementedError
+
+    def _dtype(self, weights: list[Tensor]) -> torch.dtype:
+        return weights[0].dtype
 
     def _weights(self) -> list[Tensor]:
         names = _NAMES if self.bias else _NAMES[:2]
@@ -110,7 +126,17 @@ class Cell(RNNCellBase):
             if state is not None:
                 self._check_state(input, state, index)
         weights = self._weights()
+        if not functional.in_autocast(input):
+            self._check_dtypes(self._dtype(weights), input, h_0, c_0)
         return cell_call(self._cell(), self.hidden_size, input, h_0, c_0, weights)
+
+    def _check_dtypes(self, dtype: torch.dtype, input: Tensor, *states: Tensor | None) -> None:
+        for name, tensor in zip(("input", "h", "c"), (input, *states), strict=True):
+            if tensor is not None and tensor.dtype is not dtype:
+                raise RuntimeError(
+                    f"{self._name()}: expected {name} in the weights' dtype {dtype}, got "
+                    f"{tensor.dtype}; use {name}.to({dtype})"
+                )
 
     def _check_state(self, input: Tensor, state: Tensor, index: int) -> None:
         if state.dim() != _BATCHED or state.size(0) != input.size(0):

@@ -24,14 +24,21 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from rnnpack import onnx, ops
-from rnnpack.ops import CELL_INDEX, CELLS, TrainInputs, is_direct, library_status, reference_train
+from rnnpack.ops import (
+    CELL_INDEX,
+    CELLS,
+    SIXTEEN_BITS,
+    TrainInputs,
+    is_direct,
+    library_status,
+    reference_train,
+)
 
 _NATIVE = library_status().loaded
 _NATIVE_DEVICES = ("cpu", "meta")
-_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-_NATIVE_DTYPES = (torch.float32, *_SIXTEEN_BITS)
+_NATIVE_DTYPES = (torch.float32, *SIXTEEN_BITS)
 # Paths that take float32 weights in an autocast region and round them themselves.
-_ROUNDING_PATHS = ("infer", "train", "reference")
+_ROUNDING_PATHS = ("infer", "train", "reference", "onnx")
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
@@ -131,6 +138,12 @@ class Call(NamedTuple):
             weights=self.weights[index * each : (index + 1) * each],
         )
 
+    def _state_of(self, state: Tensor | None, d: int) -> Tensor | None:
+        """The state of one direction: a view whose gradient is a view, too, where it is all."""
+        if state is None:
+            return None
+        return state[d] if self.directions > 1 else state.squeeze(0)
+
     def direction(self, d: int) -> TrainInputs:
         """One direction of a call of one layer."""
         each = len(self.weights) // self.directions
@@ -138,8 +151,8 @@ class Call(NamedTuple):
         bias_ih, bias_hh = own[2:4] if each >= _WEIGHTS_WITH_BIAS else (None, None)
         return TrainInputs(
             self.input,
-            None if self.h_0 is None else self.h_0[d],
-            None if self.c_0 is None else self.c_0[d],
+            self._state_of(self.h_0, d),
+            self._state_of(self.c_0, d),
             own[0],
             own[1],
             bias_ih,
@@ -171,8 +184,9 @@ def run(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
 def _autocast(input: Tensor) -> tuple[str, torch.dtype] | None:
     """The autocast region that a call with this input runs in: its device type and dtype.
 
-    One rule for every layer, cell and device, that of `nn.Linear`: input, states and weights are
-    rounded to the region's dtype, and output and states come in it; float64 is left alone.
+    One rule for every layer, cell and device, that of `nn.Linear`: input, states and weights (on
+    the native path those that are matrices and not packed) are rounded to the region's dtype, and
+    output and states come in it; a float64 input is left alone.
     """
     device = input.device.type
     if device == "meta":
@@ -182,6 +196,11 @@ def _autocast(input: Tensor) -> tuple[str, torch.dtype] | None:
     ):
         return None
     return (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+
+
+def in_autocast(input: Tensor) -> bool:
+    """Whether a call with this input runs in an autocast region, which rounds what it is given."""
+    return _autocast(input) is not None
 
 
 def op_may_run_at_once(input: object) -> bool:
@@ -361,7 +380,7 @@ def _in_float32(run_direction: Callable[[TrainInputs], tuple[Tensor, ...]], call
         return _each_direction(run_direction, layer)
 
     dtype = call.input.dtype
-    if dtype not in _SIXTEEN_BITS:
+    if dtype not in SIXTEEN_BITS:
         return _layer_by_layer(run_layer, call)
     output, h_n, c_n = _layer_by_layer(run_layer, call.widened())
     return output.to(dtype), h_n.to(dtype), c_n.to(dtype)
@@ -403,6 +422,8 @@ def _layer_by_layer(run_layer: Callable[[Call], Results], call: Call) -> Results
     """Each layer's output, through dropout, is the next one's input; all time-major."""
     stack = call.stack
     transposed = stack.batch_first and call.batch_sizes is None
+    if stack.num_layers == 1 and not transposed:
+        return run_layer(call)
     output = call.input.transpose(0, 1) if transposed else call.input
     h_n, c_n = [], []
     for index in range(stack.num_layers):
@@ -429,8 +450,11 @@ def _each_direction(
         h_n.append(h)
         c_n.extend(c)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    c_all = torch.stack(c_n) if c_n else output.new_empty((0,))
-    return output, torch.stack(h_n), c_all
+    return output, _stacked(h_n), _stacked(c_n) if c_n else output.new_empty((0,))
+
+
+def _stacked(states: list[Tensor]) -> Tensor:
+    return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(states)
 
 
 def cell_call(

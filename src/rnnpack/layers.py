@@ -221,6 +221,18 @@ class Recurrent(torch.nn.RNNBase):
         dtype = self._dtype(packed)
         if packed[0].dtype != torch.uint8:
             packed = pack_weights(self._cell(), packed, self.num_layers)
+        elif packed[0].device.type != "cpu":
+            raise TypeError(
+                f"a stream runs on the CPU, the packed weights are on {packed[0].device}; "
+                "use layer.cpu()"
+            )
+        else:
+            # Loaded buffers may be anything: the op checks them, a stream uses their memory.
+            nothing = torch.empty((0, batch_size, self.input_size), dtype=dtype, device="cpu")
+            with torch.no_grad():
+                functional.run(
+                    Call(self._stack()._replace(dropout=0.0), nothing, None, None, packed)
+                )
         sizes = (self.input_size, self.hidden_size, self.proj_size)
         return Stream(
             cell, dtype, sizes, batch_size, packed, has_cell_state=CELLS[cell].has_cell_state
@@ -245,10 +257,12 @@ class Recurrent(torch.nn.RNNBase):
         else:
             data, h_0, c_0 = self._batched(input, h_0, c_0, lengths)
         dtype = self._dtype(weights)
-        if data.dtype is not dtype and not torch._C._is_any_autocast_enabled():
+        if data.dtype is not dtype and not functional.in_autocast(data):
+            fixed = weights[0].dtype == torch.uint8  # packed
             raise ValueError(
                 f"RNN input dtype ({data.dtype}) does not match weight dtype ({dtype}). "
-                f"Convert input: input.to({dtype}), or convert model: model.to({data.dtype})"
+                f"Convert input: input.to({dtype})"
+                + ("" if fixed else f", or convert model: model.to({data.dtype})")
             )
         if data.device != weights[0].device:
             raise RuntimeError(
@@ -327,7 +341,7 @@ def _check_kind(name: str, state: Tensor, data: Tensor) -> None:
             f"{name} must be on the input's device {data.device}, got {state.device}; "
             f"use {name}.to(input.device)"
         )
-    if state.dtype is not data.dtype and not torch._C._is_any_autocast_enabled():
+    if state.dtype is not data.dtype and not functional.in_autocast(data):
         raise RuntimeError(
             f"{name} must have the input's dtype {data.dtype}, got {state.dtype}; "
             f"use {name}.to(input.dtype)"

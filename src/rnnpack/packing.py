@@ -42,6 +42,13 @@ def pack(model: nn.Module, *, keep: bool = False, dtype: torch.dtype | None = No
     """
     if not _NATIVE:
         raise RuntimeError(_NO_NATIVE)
+    if dtype is not None:
+        for name, module in model.named_modules():
+            if isinstance(module, _Packed):
+                raise TypeError(
+                    f"{name or 'the layer'} is packed already and keeps its dtype: give dtype to "
+                    "the first rnnpack.pack"
+                )
     before = [(module, type(module), module.__dict__.copy()) for module in model.modules()]
     try:
         report = convert(model)
@@ -74,7 +81,8 @@ def _pack_weights(module: nn.Module, *, keep: bool, dtype: torch.dtype | None) -
     groups = _weight_names(module)
     if keep and not all(name in module._parameters for group in groups for name in group):
         raise TypeError(
-            "keep=True needs plain parameters: remove pruning and parametrizations first"
+            f"keep=True needs plain parameters, and {type(module).__name__} computes "
+            f"{groups[0][0]} or others from them: remove pruning and parametrizations first"
         )
     refresh(module)
     weights = [getattr(module, name) for group in groups for name in group]

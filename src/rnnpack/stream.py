@@ -73,12 +73,14 @@ class Stream:
 
     @property
     def state(self) -> Any:
-        """A copy of the state as the layer returns it; set it to go on from another.
+        """A copy of the state in the layer's form; set it to go on from another.
 
-        h_n, or (h_n, c_n) of an LSTM, each [layers, N, .], float32 whatever the layer's dtype.
+        h_n, or (h_n, c_n) of an LSTM, each [layers, N, .], float32 whatever the layer's dtype: a
+        16-bit layer takes it with `.to(dtype)`.
 
         Raises:
             RuntimeError: set to other shapes.
+            TypeError: set to something else than tensors.
         """
         return self._h.clone() if self._c is None else (self._h.clone(), self._c.clone())
 

@@ -187,12 +187,15 @@ class Stored {
     for (int64_t i = 0; i < size_; ++i) set(i, from[i]);
   }
 
-  void* data() const { return bytes_.data(); }
+  // The elements end where the memory ends, so those of an odd number start on two bytes.
+  void* data() const {
+    return element(bytes_.data(), type_, bytes_.size() * 4 / size_of(type_) - size_);
+  }
   int64_t size() const { return size_; }
   float operator[](int64_t i) const {
     if (type_ == DType::kFloat) return bytes_[i];
     uint16_t bits;
-    std::memcpy(&bits, element(bytes_.data(), type_, i), sizeof bits);
+    std::memcpy(&bits, element(data(), type_, i), sizeof bits);
     return type_ == DType::kHalf ? half_value(bits) : float_of(static_cast<uint32_t>(bits) << 16);
   }
   void set(int64_t i, float value) const {
@@ -202,7 +205,7 @@ class Stored {
     if (type_ == DType::kFloat) {
       bytes_[i] = x;
     } else {
-      std::memcpy(element(bytes_.data(), type_, i), &bits, sizeof bits);
+      std::memcpy(element(data(), type_, i), &bits, sizeof bits);
     }
   }
   bool same_bits(const Stored& other) const {

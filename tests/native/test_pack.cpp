@@ -1,5 +1,5 @@
-// Packed weights: each weight lies where layout.h says and nowhere else, every other float is zero,
-// for every cell and tail.
+// Packed weights: each weight lies where layout.h says and nowhere else, every other element is
+// zero, for every cell and tail.
 #include <algorithm>
 #include <set>
 
@@ -77,8 +77,8 @@ void check_panels(int64_t hidden, const CellTraits& cell, const int* slot_of, in
   }
 }
 
-// Row kk of each panel of a group, then row kk + 1: the places of a matrix are all its floats, each
-// once.
+// Row kk of each panel of a group, then row kk + 1: the places of a matrix are all its elements,
+// each once.
 void check_places(const PanelMap& map, int64_t k) {
   std::vector<bool> taken(static_cast<size_t>(elements_of(map, k)), false);
   const int64_t rows = map.type == DType::kBFloat16 ? 2 : 1;  // that one stored row holds
@@ -194,19 +194,23 @@ void check_columns(const KernelTable& table, Conversion types, Random& random, i
 
 // --- Whole layers --------------------------------------------------------------------------------
 
-// A matrix whose every element is another number; what lies between rows is NaN.
+// A matrix whose every element is another number; what lies between rows is NaN. In 16 bits whole
+// numbers up to 125, which every type has exactly: neighbours differ.
 struct Matrix {
   int64_t rows, columns, ld;
   Stored values;
 
-  Matrix(DType type, int64_t row_count, int64_t column_count, int64_t gap, float first)
+  Matrix(DType type, bool sixteen_bits, int64_t row_count, int64_t column_count, int64_t gap,
+         float first)
       : rows(row_count),
         columns(column_count),
         ld(column_count + gap),
         values(type, (row_count - 1) * ld + column_count) {
     for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < columns; ++c)
-        values.set(r * ld + c, first + static_cast<float>(r * columns + c));
+      for (int64_t c = 0; c < columns; ++c) {
+        const float value = first + static_cast<float>(r * columns + c);
+        values.set(r * ld + c, sixteen_bits ? std::fmod(value, 251.0f) - 125.0f : value);
+      }
     }
   }
   float at(int64_t r, int64_t c) const { return values[r * ld + c]; }
@@ -232,12 +236,11 @@ void check_layer(const KernelTable& table, CellKind kind, int64_t input, int64_t
   const CellTraits& cell = traits(kind);
   const LayerShape shape{kind, input, hidden, projection, ih_group, hh_group, types.to};
   const int64_t gate_rows = cell.gates * hidden;
-  // Float16 ends at 65504; it has too few digits to tell all elements apart, but neighbours.
-  const float unit = types.to == DType::kFloat ? 1e6f : 1e4f;
-  const Matrix ih(types.from, gate_rows, input, hidden % 3, 1.0f);
-  const Matrix hh(types.from, gate_rows, shape.output(), input % 3, unit);
-  const Matrix hr(types.from, std::max<int64_t>(projection, 1), hidden, 1, 2 * unit);
-  const Matrix biases(DType::kFloat, 2, gate_rows, 0, 3 * unit);
+  const bool sixteen_bits = types.to != DType::kFloat;
+  const Matrix ih(types.from, sixteen_bits, gate_rows, input, hidden % 3, 1.0f);
+  const Matrix hh(types.from, sixteen_bits, gate_rows, shape.output(), input % 3, 1e6f);
+  const Matrix hr(types.from, sixteen_bits, std::max<int64_t>(projection, 1), hidden, 1, 2e6f);
+  const Matrix biases(DType::kFloat, false, 2, gate_rows, 0, 3e6f);
 
   // Row g * hidden + u of a gate matrix.
   const auto column_of = [&](const int* slot_of) {

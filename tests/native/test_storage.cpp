@@ -80,9 +80,8 @@ int main() {
   using namespace rnnpack::check;
   Random random;
   for (const KernelTable* table : tables()) {
-    for (const DType type : kAllTypes) {
+    for (const DType type : {DType::kBFloat16, DType::kHalf}) {
       check_tails(*table, type, random);
-      if (type == DType::kFloat) continue;
       check_all_numbers(*table, type);
       check_rounding(*table, type, random);
     }

@@ -1,9 +1,9 @@
 // 16-bit elements as vectors of floats: `load` widens, exactly; `store` rounds to nearest, ties to
 // even, the same bits on every ISA. Included after vec.h, in its namespace.
 //
-// AVX-512's own bfloat16 instructions are not used: they flush denormals, and their products round
-// once for two terms, so results would depend on the processor. A widened load costs one or two
-// instructions for 16 weights and halves what comes from memory.
+// AVX-512's own bfloat16 instructions are not used: they take both factors in
+// bfloat16, where inputs and states here are float32, and they flush denormals whatever the mode. A
+// widened load costs one or two instructions for 16 weights and halves what comes from memory.
 #pragma once
 
 #include <type_traits>

@@ -1,10 +1,11 @@
 // Product of a few rows with panels of packed weights.
 //
-//   c[i][columns[p] + j] = start + sum_k a[i][k] * b[k*b_stride + p*16 + j]    for 0 <= i < rows, 0
+//   c[i][columns[p] + j] = start + sum_k a[i][k] * w[k][p*16 + j]    for 0 <= i < rows, 0
 //   <= p < panels, 0 <= j < 16
 //
 // a, c: one pointer a row; any rows: of a batch_first tensor, a slice, a packed sequence, a
 // reversed one. b:    neighbouring panels of one group (pack/layout.h); padded columns hold zeros.
+// b_stride: lanes from one stored row to the next.
 // start: bias[columns[p] + j]; where bias is null the sum starts at zero and is added to what c
 // holds. c overlaps nothing else. Every output is one accumulator that adds in order of k: its bits
 // depend on neither the tile, the batch nor the threads.
@@ -17,7 +18,8 @@
 
 namespace rnnpack {
 
-// A tile multiplies k of them from first_k on (b points at row first_k, of bfloat16 an even one).
+// A tile multiplies rows first_k .. first_k + k - 1; b points at the first (of bfloat16 an even
+// one).
 using GemmTile = void (*)(int64_t first_k, int64_t k, const float* const* a, const void* b,
                           int64_t b_stride, const int64_t* columns, const float* bias,
                           float* const* c);
@@ -28,7 +30,6 @@ inline constexpr int kMaxTilePanels = 4;
 // tile[r - 1][p - 1] multiplies r rows with p panels, for r <= max_rows and p <= panels[r - 1].
 // One table for each type of the panels.
 struct GemmKernels {
-  DType panels_type;
   int max_rows;
   int panels[kMaxTileRows];
   GemmTile tile[kMaxTileRows][kMaxTilePanels];

@@ -10,40 +10,32 @@ namespace rnnpack::RNNPACK_ISA {
 
 inline constexpr int kVecs = kPanel / kLanes;  // of one row of a panel
 
-// The rows of k in one stored row of panels, as vectors of floats.
-template <class Weight, int kPanels>
-struct PanelRows {
+// One stored row of panels: how many rows of k it holds, and each of them as vectors of floats.
+template <class Weight>
+struct StoredRow {
+  using Lane = Weight;
   static constexpr int kCount = 1;
-  Vec weights[kCount][kPanels][kVecs];
-
-  RNNPACK_INLINE explicit PanelRows(const Weight* b) {
-    for (int p = 0; p < kPanels; ++p) {
-      for (int v = 0; v < kVecs; ++v) weights[0][p][v] = load(b + p * kPanel + v * kLanes);
-    }
+  template <int kRow>
+  static RNNPACK_INLINE Vec load_row(const Lane* b) {
+    return load(b);
   }
 };
-template <int kPanels>
-struct PanelRows<BFloat16, kPanels> {
+template <>
+struct StoredRow<BFloat16> {
+  using Lane = uint32_t;
   static constexpr int kCount = 2;
-  Vec weights[kCount][kPanels][kVecs];
-
-  RNNPACK_INLINE explicit PanelRows(const uint32_t* b) {
-    for (int p = 0; p < kPanels; ++p) {
-      for (int v = 0; v < kVecs; ++v) {
-        const VecUint pair = load_pair(b + p * kPanel + v * kLanes);
-        weights[0][p][v] = even_row(pair);
-        weights[1][p][v] = odd_row(pair);
-      }
-    }
+  template <int kRow>
+  static RNNPACK_INLINE Vec load_row(const Lane* b) {
+    const VecUint pair = load_pair(b);
+    return kRow == 0 ? even_row(pair) : odd_row(pair);
   }
 };
 
 template <class Weight, int kRows, int kPanels>
 void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const void* panels,
                int64_t b_stride, const int64_t* columns, const float* bias, float* const* c) {
-  using Rows = PanelRows<Weight, kPanels>;
-  using Lane = std::conditional_t<std::is_same_v<Weight, BFloat16>, uint32_t, Weight>;
-  const Lane* b = static_cast<const Lane*>(panels);
+  using Stored = StoredRow<Weight>;
+  const auto* b = static_cast<const typename Stored::Lane*>(panels);
   const float* row[kRows];
   for (int i = 0; i < kRows; ++i) row[i] = a[i] + first_k;
 
@@ -54,8 +46,14 @@ void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const void* pa
       for (int i = 0; i < kRows; ++i) sum[i][p][v] = start;
     }
   }
-  // Row by row: one register for inputs is enough, and all sums of the tile stay in the others.
-  const auto add = [&](const Vec(&weights)[kPanels][kVecs], int64_t kk) RNNPACK_INLINE_LAMBDA {
+  const auto add = [&]<int kRow>(const typename Stored::Lane* from, int64_t kk)
+                       RNNPACK_INLINE_LAMBDA {
+    Vec weights[kPanels][kVecs];
+    for (int p = 0; p < kPanels; ++p) {
+      for (int v = 0; v < kVecs; ++v)
+        weights[p][v] = Stored::template load_row<kRow>(from + p * kPanel + v * kLanes);
+    }
+    // Row by row: one register for inputs is enough, and all sums of the tile stay in the others.
     for (int i = 0; i < kRows; ++i) {
       const Vec input = broadcast(row[i][kk]);
       for (int p = 0; p < kPanels; ++p) {
@@ -63,13 +61,19 @@ void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const void* pa
       }
     }
   };
-  const int64_t whole = k / Rows::kCount * Rows::kCount;
-  for (int64_t kk = 0; kk < whole; kk += Rows::kCount) {
-    const Rows rows(b);
-    for (int i = 0; i < Rows::kCount; ++i) add(rows.weights[i], kk + i);
+  int64_t kk = 0;
+  for (; kk + Stored::kCount <= k; kk += Stored::kCount) {
+    add.template operator()<0>(b, kk);
+    if constexpr (Stored::kCount == 2) {
+      // Both rows of weights at once would leave too few registers for the sums: behind a pointer
+      // that the compiler does not know to be the same, the pair is loaded again, from L1.
+      const auto* again = b;
+      asm("" : "+r"(again));
+      add.template operator()<1>(again, kk + 1);
+    }
     b += b_stride;
   }
-  if (whole < k) add(Rows(b).weights[0], whole);
+  if (kk < k) add.template operator()<0>(b, kk);
   for (int i = 0; i < kRows; ++i) {
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kVecs; ++v) {

@@ -47,7 +47,8 @@ RNNPACK_INLINE void store_rows(const Vec* rows, int64_t count, BFloat16* out, in
     store_pair(pairs + i / 2 * row_stride, pair_up(rows[i], i + 1 < count ? rows[i + 1] : Vec{}));
 }
 
-// A row of elements of type From, ready for store_rows: pairs are put together unrounded.
+// A row of elements of type From, ready for store_rows: rounded already where it will be
+// paired, as pair_up does not round.
 template <class From, class To>
 RNNPACK_INLINE Vec to_store(Vec v) {
   return std::is_same_v<To, BFloat16> ? as_stored<From, To>(v) : v;

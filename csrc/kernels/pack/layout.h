@@ -15,9 +15,8 @@
 // prefetchers of every cache level follow; four streams of one panel each reach half the bandwidth.
 //
 // A panel of bfloat16 has two rows of k in one: each of its 16 lanes is 32 bits, row 2i in the low
-// half and 2i + 1 in the high one (zero where k ends). To widen it takes one shift or mask;
-// spreading neighbouring elements takes a second instruction, of which one row of a batch has half
-// the time.
+// half and 2i + 1 in the high one (zero where k ends). To widen it takes one shift or mask, where
+// neighbouring elements would have to be spread first.
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,24 @@ class Forward:
         return output if casts.outputs is None else cast_floats(output, casts.outputs)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
+        return self._own()(*args, **kwargs)
+
+    def _own(self) -> Any:
+        """The model's own forward."""
         if self.patched is not None:
-            return self.patched(*args, **kwargs)
+            return self.patched
         # The class is asked at every call: convert, pack and parametrizations change it.
-        return type(self.model).forward(self.model, *args, **kwargs)
+        return type(self.model).forward.__get__(self.model)
+
+    # What torch.export asks of a method: where it is written, and the names of its arguments.
+
+    @property
+    def __code__(self) -> Any:
+        return self._own().__code__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._own())
 
     def replicate(self) -> nn.Module:
         """A replica for `torch.nn.DataParallel`, with a forward of its own."""

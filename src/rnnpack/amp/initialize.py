@@ -89,7 +89,7 @@ def initialize(
             cast_model_outputs=cast_model_outputs,
         )
         scalers = _scalers(options, num_losses, min_loss_scale, max_loss_scale)
-        _check(model_list, optimizer_list)
+        _check(model_list, optimizer_list, options)
         device_types = {_device_type(model) for model in model_list}
         session = Session(options, device_types, scalers, quiet=verbosity == 0)
         _set_up(session, options, model_list, optimizer_list)
@@ -103,7 +103,8 @@ def _set_up(
     session: Session, options: Options, models: list[nn.Module], optimizers: list[Optimizer]
 ) -> None:
     for model in models:
-        convert(model)
+        for name, why in convert(model).left.items():
+            session.say(f"amp: {name or 'the model'} stays as it is: {why}")
     masters = bool(options.master_weights)
     if options.opt_level == "O1":
         for model in models:
@@ -116,7 +117,7 @@ def _set_up(
     for optimizer in optimizers:
         Stepper(optimizer, dynamic=options.loss_scale is None, masters=masters)
     patch_functions(session)
-    session.say(f"amp: {_description(options)}")
+    session.say(f"amp: {_description(options, {_device_type(model) for model in models})}")
 
 
 def _cast(options: Options, models: list[nn.Module], mastered: set[Tensor]) -> None:
@@ -164,14 +165,14 @@ def _scalers(
 ) -> list[LossScaler]:
     if num_losses < 1:
         raise ValueError(f"num_losses: expected at least 1, got {num_losses}")
-    if not 0 < (minimum or maximum) <= maximum:
+    if not 0 < (maximum if minimum is None else minimum) <= maximum:
         raise ValueError(
             f"expected 0 < min_loss_scale <= max_loss_scale, got {minimum} and {maximum}"
         )
     return [LossScaler(options.loss_scale, minimum, maximum) for _ in range(num_losses)]
 
 
-def _check(models: list[nn.Module], optimizers: list[Optimizer]) -> None:
+def _check(models: list[nn.Module], optimizers: list[Optimizer], options: Options) -> None:
     """Raise where models or optimizers are not ready, before anything is changed."""
     for model in models:
         if isinstance(model, _PARALLEL):
@@ -189,6 +190,12 @@ def _check(models: list[nn.Module], optimizers: list[Optimizer]) -> None:
                 f"expected a new {type(model).__name__}, got one that amp.initialize made ready "
                 "before: make another"
             )
+        for name, module in model.named_modules():
+            if options.opt_level in ("O2", "O3") and hasattr(module, "packed_from"):
+                raise RuntimeError(
+                    f"{name or 'the model'} is packed, its weights cannot be cast: call "
+                    "amp.initialize before rnnpack.pack, or choose opt_level 'O1'"
+                )
         for name, parameter in model.named_parameters():
             if parameter.is_floating_point() and parameter.dtype is not torch.float32:
                 raise RuntimeError(
@@ -210,7 +217,9 @@ def _device_type(model: nn.Module) -> str:
     return "cpu" if first is None else first.device.type
 
 
-def _description(options: Options) -> str:
+def _description(options: Options, device_types: set[str]) -> str:
     values = {one.name: getattr(options, one.name) for one in fields(options)}
+    types = sorted({str(options.dtype_on(device_type)) for device_type in device_types})
+    values["cast_model_type"] = " and ".join(types)
     values["loss_scale"] = options.loss_scale or "dynamic"
     return ", ".join(f"{name} {value}" for name, value in values.items())

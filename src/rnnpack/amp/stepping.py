@@ -108,6 +108,11 @@ class Stepper:
             self.skip = False
             return None
         for master, parameter in self._parameter_of.items():
+            if parameter.grad is not None and master.grad is None:
+                raise RuntimeError(
+                    "master weights have no gradients, their parameters have: expected "
+                    "scaled_loss.backward() within amp.scale_loss before optimizer.step()"
+                )
             catch_up(master, parameter)
         result = self._step(*args, **kwargs)
         for master, parameter in self._parameter_of.items():

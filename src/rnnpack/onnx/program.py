@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from rnnpack.onnx.trace import trace_layer, trace_stack
 from rnnpack.ops import TrainInputs
@@ -34,7 +35,9 @@ def lower(program: ExportedProgram) -> ExportedProgram:
     Raises:
         RuntimeError: a layer is packed, or its input is a packed sequence.
     """
-    targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, GraphModule)]
+    # Those within, too: an autocast region has a graph of its own.
+    targets = {n.target for graph in graphs for n in graph.nodes if n.op == "call_function"}
     rules = {target: _RULES[str(target)] for target in targets if str(target) in _RULES}
     return program.run_decompositions(rules)  # type: ignore[no-any-return]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
 from torch.nn.functional import linear
 
 from rnnpack.reference import CELLS, LayerWeights
@@ -22,6 +21,9 @@ def scan_layer(
     lengths: Tensor | None,
 ) -> tuple[Tensor, _State]:
     """Trace one layer and direction; arguments and results as in `rnnpack.reference.layer`."""
+    # Not above: a prototype of torch's, without which all else must still be importable.
+    from torch._higher_order_ops.scan import scan
+
     step = CELLS[cell]
     steps_in = [linear(input, weights.weight_ih, weights.bias_ih)]
     if lengths is not None:

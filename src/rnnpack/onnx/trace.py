@@ -7,13 +7,10 @@ from torch import Tensor
 
 from rnnpack.onnx.operator import operator_layer
 from rnnpack.onnx.scan import scan_layer
-from rnnpack.ops import CELLS
+from rnnpack.ops import CELLS, SIXTEEN_BITS
 from rnnpack.reference import LayerWeights
 
 _WITH_BIAS = 4  # weights of one layer and direction, at least
-# Computed in float32 and rounded: the native engine sums in float32, too, and ONNX's operators take
-# no bfloat16 before opset 22.
-_LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 States = tuple[Tensor, ...]
 
@@ -101,7 +98,9 @@ def trace_layer(
             "model.cpu() and example inputs on the CPU"
         )
     dtype = input.dtype
-    if dtype in _LOW_PRECISION:
+    if dtype in SIXTEEN_BITS:
+        # As the native engine, which sums in float32, too; ONNX's operators take no bfloat16 before
+        # opset 22.
         output, states = trace_layer(
             cell,
             input.float(),
@@ -133,5 +132,11 @@ def trace_layer(
 
 
 def _rounded(weights: LayerWeights, dtype: torch.dtype) -> LayerWeights:
-    """The weights in float32, rounded to `dtype`: the ops take float32 weights for 16-bit input."""
-    return LayerWeights(*(None if w is None else w.to(dtype).float() for w in weights))  # type: ignore[arg-type]
+    """The weights in float32, matrices rounded to `dtype`: the ops do so with float32 ones."""
+
+    def rounded(weight: Tensor | None) -> Tensor | None:
+        if weight is None or weight.dim() == 1:  # biases keep their bits
+            return None if weight is None else weight.float()
+        return weight.to(dtype).float()
+
+    return LayerWeights(*map(rounded, weights))  # type: ignore[arg-type]

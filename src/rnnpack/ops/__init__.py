@@ -9,7 +9,7 @@ import torch
 from rnnpack.ops import infer as _infer
 from rnnpack.ops import train as _train
 from rnnpack.ops.infer import pack_weights
-from rnnpack.ops.layout import CELL_INDEX, CELLS, DTYPE_INDEX
+from rnnpack.ops.layout import CELL_INDEX, CELLS, DTYPE_INDEX, SIXTEEN_BITS
 from rnnpack.ops.library import LibraryStatus, is_direct, library_status
 from rnnpack.ops.train import TrainInputs, reference_train, train
 
@@ -17,6 +17,7 @@ __all__ = [
     "CELLS",
     "CELL_INDEX",
     "DTYPE_INDEX",
+    "SIXTEEN_BITS",
     "LibraryStatus",
     "TrainInputs",
     "cell_at_once",

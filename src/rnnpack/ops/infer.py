@@ -32,7 +32,8 @@ def pack_weights(
         ):
             raise TypeError(
                 "packed weights are kept in their own dtype, or float32 ones in bfloat16 or "
-                f"float16; got weights of {weight.dtype} to keep in {dtype}"
+                f"float16; got weights of {weight.dtype} to keep in {dtype}: use model.float() "
+                "before, or another dtype"
             )
     each = len(weights) // stacks
     packed = []

@@ -38,6 +38,7 @@ CELLS = (
     CellInfo("rnn_tanh", (0,), (0,), False),
     CellInfo("rnn_relu", (0,), (0,), False),
 )
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 DTYPE_INDEX = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CELL_INDEX = {cell.name: index for index, cell in enumerate(CELLS)}
 
