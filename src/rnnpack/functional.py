@@ -30,6 +30,7 @@ from rnnpack.ops import (
     SIXTEEN_BITS,
     TrainInputs,
     is_direct,
+    layer_weights,
     library_status,
     reference_train,
 )
@@ -147,17 +148,11 @@ class Call(NamedTuple):
     def direction(self, d: int) -> TrainInputs:
         """One direction of a call of one layer."""
         each = len(self.weights) // self.directions
-        own = self.weights[d * each : (d + 1) * each]
-        bias_ih, bias_hh = own[2:4] if each >= _WEIGHTS_WITH_BIAS else (None, None)
         return TrainInputs(
             self.input,
             self._state_of(self.h_0, d),
             self._state_of(self.c_0, d),
-            own[0],
-            own[1],
-            bias_ih,
-            bias_hh,
-            own[-1] if self.stack.proj_size else None,
+            *layer_weights(self.weights[d * each : (d + 1) * each]),
             self.lengths,
             self.batch_sizes,
             CELL_INDEX[self.stack.cell],

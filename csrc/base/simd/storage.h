@@ -82,6 +82,10 @@ struct Bits16 {
 RNNPACK_INLINE Vec widen(Vec16 v, Bits16) { return from_bits(widen_bits(v)); }
 RNNPACK_INLINE Vec16 narrow(Vec v, Bits16) { return narrow_bits(unsigned_bits(v)); }
 
+// Rows of k in one lane of a panel (kernels/pack/layout.h).
+template <class T>
+inline constexpr int kLaneRows = std::is_same_v<T, BFloat16> ? 2 : 1;
+
 #if RNNPACK_VEC_BYTES == 64
 
 RNNPACK_INLINE Vec widen(Vec16 v, Half) {

@@ -10,11 +10,10 @@ namespace rnnpack::RNNPACK_ISA {
 
 inline constexpr int kVecs = kPanel / kLanes;  // of one row of a panel
 
-// One stored row of panels: how many rows of k it holds, and each of them as vectors of floats.
+// A row of k, out of those that one stored row of panels holds, as a vector of floats.
 template <class Weight>
 struct StoredRow {
   using Lane = Weight;
-  static constexpr int kCount = 1;
   template <int kRow>
   static RNNPACK_INLINE Vec load_row(const Lane* b) {
     return load(b);
@@ -23,7 +22,6 @@ struct StoredRow {
 template <>
 struct StoredRow<BFloat16> {
   using Lane = uint32_t;
-  static constexpr int kCount = 2;
   template <int kRow>
   static RNNPACK_INLINE Vec load_row(const Lane* b) {
     const VecUint pair = load_pair(b);
@@ -62,9 +60,9 @@ void gemm_tile(int64_t first_k, int64_t k, const float* const* a, const void* pa
     }
   };
   int64_t kk = 0;
-  for (; kk + Stored::kCount <= k; kk += Stored::kCount) {
+  for (; kk + kLaneRows<Weight> <= k; kk += kLaneRows<Weight>) {
     add.template operator()<0>(b, kk);
-    if constexpr (Stored::kCount == 2) {
+    if constexpr (kLaneRows<Weight> == 2) {
       // Both rows of weights at once would leave too few registers for the sums: behind a pointer
       // that the compiler does not know to be the same, the pair is loaded again, from L1.
       const auto* again = b;

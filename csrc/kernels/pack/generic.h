@@ -31,10 +31,6 @@ RNNPACK_INLINE void transpose_steps(Vec* v) {
   }
 }
 
-// Elements in a lane of a panel: rows of k that lie in one.
-template <class To>
-inline constexpr int64_t kLaneElements = std::is_same_v<To, BFloat16> ? 2 : 1;
-
 // Stores `count` rows of k, each a vector, from an even one on; `out` is where the first one
 // starts.
 template <class To>
@@ -74,7 +70,7 @@ void pack_rows(int64_t k, const void* const* rows, void* panel, int64_t row_stri
         block[j] = to_store<From, To>(values);
       }
       transpose_steps<1>(block);
-      To* out = panel_row<To>(panel, kk, row_stride) + group * kLaneElements<To>;
+      To* out = panel_row<To>(panel, kk, row_stride) + group * kLaneRows<To>;
       if (count == kLanes) {
         store_rows(block, kLanes, out, row_stride);
       } else {
@@ -87,7 +83,7 @@ void pack_rows(int64_t k, const void* const* rows, void* panel, int64_t row_stri
 template <class From, class To>
 void pack_columns(int64_t k, const void* const* rows, int64_t columns, int64_t p, void* panel,
                   int64_t row_stride) {
-  constexpr int64_t kRows = kLaneElements<To>;
+  constexpr int64_t kRows = kLaneRows<To>;
   const int64_t count = columns - p * kPanel;
   for (int64_t kk = 0; kk < k; kk += kRows) {
     for (int v = 0; v < kPanel / kLanes; ++v) {

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from rnnpack.onnx.operator import operator_layer
 from rnnpack.onnx.scan import scan_layer
-from rnnpack.ops import CELLS, SIXTEEN_BITS
+from rnnpack.ops import CELLS, SIXTEEN_BITS, layer_weights
 from rnnpack.reference import LayerWeights
-
-_WITH_BIAS = 4  # weights of one layer and direction, at least
 
 States = tuple[Tensor, ...]
 
@@ -41,7 +39,7 @@ def trace_stack(
         )
     directions = 2 if bidirectional else 1
     each = len(weights) // (num_layers * directions)
-    groups = [_named(weights[k : k + each]) for k in range(0, len(weights), each)]
+    groups = [layer_weights(weights[k : k + each]) for k in range(0, len(weights), each)]
     output = input.transpose(0, 1) if batch_first else input
     finals: list[States] = []
     for first in range(0, len(groups), directions):
@@ -54,12 +52,6 @@ def trace_stack(
     h_n, *c_n = (torch.cat(parts) for parts in zip(*finals, strict=True))
     output = output.transpose(0, 1) if batch_first else output
     return output, h_n, c_n[0] if c_n else input.new_empty((0,))
-
-
-def _named(own: list[Tensor]) -> LayerWeights:
-    """The weights of one layer and direction, given in `torch.nn`'s order."""
-    bias_ih, bias_hh = own[2:4] if len(own) >= _WITH_BIAS else (None, None)
-    return LayerWeights(own[0], own[1], bias_ih, bias_hh, own[-1] if len(own) % 2 else None)
 
 
 def trace_layer(

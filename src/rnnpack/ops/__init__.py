@@ -8,7 +8,7 @@ import torch
 
 from rnnpack.ops import infer as _infer
 from rnnpack.ops import train as _train
-from rnnpack.ops.infer import pack_weights
+from rnnpack.ops.infer import layer_weights, pack_weights
 from rnnpack.ops.layout import CELL_INDEX, CELLS, DTYPE_INDEX, SIXTEEN_BITS
 from rnnpack.ops.library import LibraryStatus, is_direct, library_status
 from rnnpack.ops.train import TrainInputs, reference_train, train
@@ -25,6 +25,7 @@ __all__ = [
     "infer",
     "infer_at_once",
     "is_direct",
+    "layer_weights",
     "library_status",
     "pack_weights",
     "reference_train",

@@ -6,8 +6,15 @@ import torch
 from torch import Tensor
 
 from rnnpack.ops.layout import CELL_INDEX, CELLS, DTYPE_INDEX, packed_bytes
+from rnnpack.reference import LayerWeights
 
 _WITH_BIAS = 4  # weights of one layer and direction, at least
+
+
+def layer_weights(own: list[Tensor]) -> LayerWeights:
+    """The weights of one layer and direction, given in `torch.nn`'s order."""
+    bias_ih, bias_hh = own[2:4] if len(own) >= _WITH_BIAS else (None, None)
+    return LayerWeights(own[0], own[1], bias_ih, bias_hh, own[-1] if len(own) % 2 else None)
 
 
 def pack_weights(
@@ -38,12 +45,8 @@ def pack_weights(
     each = len(weights) // stacks
     packed = []
     for first in range(0, len(weights), each):
-        own = [weight.detach() for weight in weights[first : first + each]]
-        bias = own[2:4] if each >= _WITH_BIAS else (None, None)
-        weight_hr = own[-1] if each % 2 else None
-        packed.append(
-            torch.ops.rnnpack.pack(CELL_INDEX[cell], own[0], own[1], *bias, weight_hr, dtype)
-        )
+        own = layer_weights([weight.detach() for weight in weights[first : first + each]])
+        packed.append(torch.ops.rnnpack.pack(CELL_INDEX[cell], *own, dtype))
     return packed
 
 
