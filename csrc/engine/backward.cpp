@@ -292,8 +292,9 @@ class Member {
     group_.step_barrier->wait();
 
     const Range own = own_output_panels();
-    multiply(pass_.gemm(), active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh,
-             p_.hh_columns(p_.output_size()), own.first, own.last, nullptr, mine_.dh);
+    multiply(pass_.gemm(), {active, gate_columns(p_), mine_.dgates_in, scratch_.weight_hh,
+                            p_.hh_columns(p_.output_size()), own.first, own.last, nullptr, mine_.dh,
+                            LayerPass::reads_backwards(s)});
   }
 
   // dh of the projected state to dh of the cell's own: dh_total = dh + grad_output, then the
@@ -309,9 +310,9 @@ class Member {
                 mine_.dh[i] + own_output_panels().last * kPanel, 0.0f);
     }
     group_.step_barrier->wait();
-    multiply(pass_.gemm(), active, p_.projection, mine_.dh_total, scratch_.weight_hr,
-             p_.hh_columns(p_.hidden), pass_.blocks.first, pass_.blocks.last, scratch_.zeros,
-             mine_.dhidden);
+    multiply(pass_.gemm(),
+             {active, p_.projection, mine_.dh_total, scratch_.weight_hr, p_.hh_columns(p_.hidden),
+              pass_.blocks.first, pass_.blocks.last, scratch_.zeros, mine_.dhidden});
   }
 
   const BackwardProblem& b_;

@@ -14,16 +14,32 @@ namespace {
 
 // Scratch of one lane of one group of rows.
 struct LaneScratch {
-  float* gates;      // [chunk_steps * rows, columns]; null when the reserve takes its place
-  float* hidden;     // [rows, padded units]: o * tanh(c) before a projection
+  float* gates;   // [layers at once, gate_steps * rows, columns]; null when the reserve takes its
+                  // place
+  float* hidden;  // [rows, padded units]: o * tanh(c) before a projection
   float* projected;  // [rows, padded projection]
   Barrier* step_barrier;
 };
 
+// The rows of one input product.
+struct Chunk {
+  const float** input;  // [chunk_steps * rows]
+  float** gates;        // [chunk_steps * rows]
+};
+
+// One layer and direction for one thread, where the plan is pipelined: the tiles of its products.
+struct PipelinedLayer {
+  Tiles recurrent[2];  // groups of panels forwards and backwards; rows MemberScratch::h_prev and
+                       // step_gates
+  Tiles input;         // of the next chunk
+};
+
 // Scratch of one thread: row pointers for the kernels.
 struct MemberScratch {
-  const float** a;  // [chunk_steps * rows]
-  float** c;        // [chunk_steps * rows]
+  Chunk now, next;
+  int64_t* started;           // [layers * directions] steps whose gates have their input product
+  PipelinedLayer* pipelined;  // [layers * directions]
+  float** step_gates;         // [1]
   const float** h_prev;
   float** h;
   const float** c_prev;
@@ -42,6 +58,27 @@ struct Scratch {
   Barrier* group_barriers;
   Barrier* team_barrier;
 };
+
+// Steps whose gates are kept at a time: those of a chunk, and of the next one where it is computed
+// beside.
+int64_t gate_steps(const Plan& plan) { return (plan.pipelined ? 2 : 1) * plan.chunk_steps; }
+
+// Layers whose gates a lane keeps at a time.
+int64_t layers_at_once(const Problem& p, const Plan& plan) {
+  return plan.wavefront(p) && plan.pipelined ? p.layers / plan.lanes : 1;
+}
+
+// Room for the tiles of all panels, of which a thread has a share.
+PipelinedLayer lay_out_tiles(Arena& arena, const LayerShape& shape) {
+  const auto tiles = [&arena](const PanelMap& map, int64_t k) {
+    const int64_t count = tile_count({1, k, nullptr, nullptr, map, 0, map.count, nullptr, nullptr});
+    return Tiles{arena.take<Tile>(count), count};
+  };
+  PipelinedLayer layer;
+  for (Tiles& recurrent : layer.recurrent) recurrent = tiles(shape.hh_panels(), shape.output());
+  layer.input = tiles(shape.ih_panels(), shape.input);
+  return layer;
+}
 
 Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) {
   Scratch s{};
@@ -75,8 +112,10 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   s.lanes = arena.take<LaneScratch>(lanes);
   for (int i = 0; i < lanes; ++i) {
     LaneScratch lane{};
-    if (p.reserve_gates == nullptr)
-      lane.gates = arena.take<float>(chunk_rows * p.shape(0).gates().columns());
+    if (p.reserve_gates == nullptr) {
+      lane.gates = arena.take<float>(layers_at_once(p, plan) * gate_steps(plan) * rows *
+                                     p.shape(0).gates().columns());
+    }
     if (p.projection > 0) {
       lane.hidden = arena.take<float>(rows * units);
       lane.projected = arena.take<float>(rows * padded_projection);
@@ -87,8 +126,19 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   s.members = arena.take<MemberScratch>(plan.threads);
   for (int i = 0; i < plan.threads; ++i) {
     MemberScratch member{};
-    member.a = arena.take<const float*>(chunk_rows);
-    member.c = arena.take<float*>(chunk_rows);
+    for (Chunk* chunk : {&member.now, &member.next}) {
+      chunk->input = arena.take<const float*>(chunk_rows);
+      chunk->gates = arena.take<float*>(chunk_rows);
+    }
+    member.started = arena.take<int64_t>(stacks);
+    if (plan.pipelined) {
+      member.pipelined = arena.take<PipelinedLayer>(stacks);
+      member.step_gates = arena.take<float*>(1);
+      for (int64_t k = 0; k < stacks; ++k) {
+        const PipelinedLayer layer = lay_out_tiles(arena, p.shape(k / p.directions));
+        if (!measure) member.pipelined[k] = layer;
+      }
+    }
     member.h_prev = arena.take<const float*>(rows);
     member.h = arena.take<float*>(rows);
     member.c_prev = arena.take<const float*>(rows);
@@ -118,17 +168,23 @@ class Member {
 
   void run() {
     pack();
-    const bool wavefront = p_.directions == 1 && plan_.lanes > 1;
-    const int64_t segments = p_.rows.steps == 0 ? 1 : ceil_div(p_.rows.steps, plan_.segment_steps);
-    for (int64_t phase = 0; phase < p_.layers + segments - 1; ++phase) {
+    const bool wavefront = plan_.wavefront(p_);
+    const int64_t lag = plan_.lag(p_);
+    const int64_t steps = p_.rows.steps;
+    const int64_t segments = steps == 0 ? 1 : ceil_div(steps, plan_.segment_steps);
+    for (int64_t phase = 0; phase < segments + lag * (p_.layers - 1); ++phase) {
       for (int64_t layer = 0; layer < p_.layers; ++layer) {
-        const int64_t segment = phase - layer;
+        const int64_t segment = phase - lag * layer;
         if (segment < 0 || segment >= segments || (wavefront && layer % plan_.lanes != lane_index_))
           continue;
+        const int64_t first = segment * plan_.segment_steps;
+        const int64_t last = std::min(first + plan_.segment_steps, steps);
+        // The layer below has finished as many segments more as this one is behind it.
+        const int64_t ready =
+            wavefront ? std::min((segment + lag) * plan_.segment_steps, steps) : last;
         for (int d = 0; d < p_.directions; ++d) {
           if (p_.directions == 2 && plan_.lanes == 2 && d != lane_index_) continue;
-          const int64_t first = segment * plan_.segment_steps;
-          run_segment(layer, d, first, std::min(first + plan_.segment_steps, p_.rows.steps));
+          run_segment(layer, d, first, last, ready);
         }
       }
       scratch_.group_barriers[group_].wait();
@@ -139,6 +195,7 @@ class Member {
   int64_t stack_index(int64_t layer, int d) const { return layer * p_.directions + d; }
 
   void pack() {
+    std::fill_n(mine_.started, p_.layers * p_.directions, 0);
     for (int64_t i = 0; i < p_.layers * p_.directions; ++i) {
       const LayerWeights& w = p_.weights[i];
       if (w.packed != nullptr) continue;
@@ -150,7 +207,34 @@ class Member {
                   static_cast<float*>(scratch_.packed[i]));
       }
     }
+    if (plan_.pipelined) make_pipelined_tiles();
     scratch_.team_barrier->wait();
+  }
+
+  void make_pipelined_tiles() {
+    const auto make = [](const Product& product, Tiles& tiles) {
+      tiles.count = tile_count(product);
+      make_tiles(product, const_cast<Tile*>(tiles.first));
+    };
+    for (int64_t i = 0; i < p_.layers * p_.directions; ++i) {
+      const LayerShape shape = p_.shape(i / p_.directions);
+      const void* packed = packed_weights(i);
+      PipelinedLayer& layer = mine_.pipelined[i];
+      for (const bool backwards : {false, true}) {
+        Product recurrent =
+            pass_.gates_product(shape, packed, true, 1, mine_.h_prev, nullptr, mine_.step_gates);
+        recurrent.backwards = backwards;
+        make(recurrent, layer.recurrent[backwards]);
+      }
+      make(pass_.gates_product(shape, packed, false, pass_.gemm().pipelined_rows, mine_.next.input,
+                               static_cast<const float*>(packed), mine_.next.gates),
+           layer.input);
+    }
+  }
+
+  const void* packed_weights(int64_t stack) const {
+    const LayerWeights& w = p_.weights[stack];
+    return w.packed != nullptr ? w.packed : scratch_.packed[stack];
   }
 
   SequenceView between(int64_t layer) const {
@@ -166,50 +250,87 @@ class Member {
     return scratch_.c_state + (stack * p_.rows.count + r) * pass_.units;
   }
 
-  float* gates_row(int64_t s, int64_t i, int64_t chunk_first) const {
+  float* gates_row(int64_t layer, int64_t s, int64_t i) const {
+    const int64_t columns = pass_.gates.columns();
     if (p_.reserve_gates != nullptr)
-      return p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
-    return lane_.gates + ((s - chunk_first) * pass_.set.count + i) * pass_.gates.columns();
+      return p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * columns;
+    const int64_t place = plan_.pipelined ? layer / plan_.lanes % layers_at_once(p_, plan_) : 0;
+    const int64_t steps = gate_steps(plan_);
+    return lane_.gates + ((place * steps + s % steps) * pass_.set.count + i) * columns;
   }
 
-  void run_segment(int64_t layer, int d, int64_t first_step, int64_t last_step) {
-    const int64_t stack = stack_index(layer, d);
-    if (first_step == 0) start_cell_state(stack);
-    const SequenceView input = layer == 0 ? p_.input : between(layer - 1);
-    SequenceView output = layer == p_.layers - 1 ? p_.output : between(layer);
-    output.data += d * p_.output_size();
+  // One layer and direction, as all steps of a segment see it.
+  struct Layer {
+    int64_t index, stack;
+    bool reverse;
+    LayerShape shape;
+    const LayerWeights& w;
+    const void* packed;
+    SequenceView input, output;
+  };
 
-    for (int64_t s = first_step; s < last_step; s += plan_.chunk_steps) {
-      run_chunk(layer, d, s, std::min(s + plan_.chunk_steps, last_step), input, output);
-    }
-    if (last_step == p_.rows.steps) finish_states(stack, d, output);
-  }
-
-  void run_chunk(int64_t layer, int d, int64_t first, int64_t last, const SequenceView& input,
-                 const SequenceView& output) {
-    const int64_t stack = stack_index(layer, d);
-    const bool reverse = p_.reversed(d);
-    const LayerShape shape = p_.shape(layer);
+  Layer layer_of(int64_t index, int d) const {
+    const int64_t stack = stack_index(index, d);
     const LayerWeights& w = p_.weights[stack];
-    const void* packed = w.packed != nullptr ? w.packed : scratch_.packed[stack];
-
-    const int64_t rows =
-        pass_.gather_rows(input, reverse, first, last, mine_.a, mine_.c,
-                          [&](int64_t s, int64_t i) { return gates_row(s, i, first); });
-    pass_.start_gates(shape, w, packed, rows, mine_.a, mine_.c);
-
-    float** gates = mine_.c;
-    for (int64_t s = first; s < last; ++s) {
-      const int64_t active = pass_.set.active_at(p_.rows, s);
-      run_step(shape, w, packed, stack, reverse, s, active, gates, output);
-      gates += active;
-      lane_.step_barrier->wait();
-    }
+    SequenceView output = index == p_.layers - 1 ? p_.output : between(index);
+    output.data += d * p_.output_size();
+    return {index,
+            stack,
+            p_.reversed(d),
+            p_.shape(index),
+            w,
+            packed_weights(stack),
+            index == 0 ? p_.input : between(index - 1),
+            output};
   }
 
-  void run_step(const LayerShape& shape, const LayerWeights& w, const void* packed, int64_t stack,
-                bool reverse, int64_t s, int64_t active, float* const* gates,
-                const SequenceView& output) {
+  int64_t gather(const Layer& layer, int64_t first, int64_t last, const Chunk& chunk) const {
+    return pass_.gather_rows(layer.input, layer.reverse, first, last, chunk.input, chunk.gates,
+                             [&](int64_t s, int64_t i) { return gates_row(layer.index, s, i); });
+  }
+
+  // Steps [first, last); the input is there up to step `ready`.
+  void run_segment(int64_t index, int d, int64_t first, int64_t last, int64_t ready) {
+    const Layer layer = layer_of(index, d);
+    int64_t& started = mine_.started[layer.stack];
+    if (first == 0) start_cell_state(layer.stack);
+    for (int64_t s = first; s < last;) {
+      const int64_t end = std::min(s + plan_.chunk_steps, last);
+      const int64_t rows = gather(layer, s, end, mine_.now);
+      if (started < end) {
+        pass_.start_gates(layer.shape, layer.w, layer.packed, rows, mine_.now.input,
+                          mine_.now.gates);
+        started = end;
+      }
+      const int64_t next_end = std::min(end + plan_.chunk_steps, ready);
+      const bool ahead = plan_.pipelined && end < next_end && active_in(end, next_end) &&
+                         next_end - end == pass_.gemm().pipelined_rows;
+      if (ahead) {
+        gather(layer, end, next_end, mine_.next);
+        pass_.start_other_slots(layer.packed, next_end - end, mine_.next.gates);
+        started = next_end;
+      }
+      float** gates = mine_.now.gates;
+      for (int64_t step = s; step < end; ++step) {
+        const int64_t active = pass_.set.active_at(p_.rows, step);
+        run_step(layer, step, active, gates, ahead, end - s, step - s);
+        gates += active;
+        lane_.step_barrier->wait();
+      }
+      s = end;
+    }
+    if (last == p_.rows.steps) finish_states(layer.stack, d, layer.output);
+  }
+
+  // Whether the one row of a pipelined plan still runs at all of these steps.
+  bool active_in(int64_t first, int64_t last) const {
+    return first < last && pass_.set.active_at(p_.rows, last - 1) == 1;
+  }
+
+  // part of parts: of the next chunk's input product, where it is computed ahead.
+  void run_step(const Layer& layer, int64_t s, int64_t active, float* const* gates, bool ahead,
+                int64_t parts, int64_t part) {
+    const auto& [index, stack, reverse, shape, w, packed, input, output] = layer;
     const bool projected = p_.projection > 0;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
@@ -222,8 +343,18 @@ class Member {
       }
     }
     // An absent h_0 is zero: its product is not computed.
-    if (s > 0 || p_.h_0 != nullptr)
-      pass_.multiply_gates(shape, w, packed, true, active, mine_.h_prev, nullptr, gates);
+    const bool recurrent = s > 0 || p_.h_0 != nullptr;
+    if (ahead) {
+      const PipelinedLayer& tiles = mine_.pipelined[stack];
+      const Range own = share(tiles.input.count, parts, part);
+      mine_.step_gates[0] = gates[0];
+      Tiles row = tiles.recurrent[LayerPass::reads_backwards(s)];
+      if (!recurrent) row.count = 0;
+      multiply_pipelined(pass_.gemm(), row, {tiles.input.first + own.first, own.last - own.first});
+    } else if (recurrent) {
+      pass_.multiply_gates(shape, w, packed, true, active, mine_.h_prev, nullptr, gates,
+                           LayerPass::reads_backwards(s));
+    }
     pass_.kernels.forward[static_cast<int>(p_.cell)](
         {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev,
          mine_.c_next, mine_.h_prev, mine_.h, p_.reserve_gates != nullptr});
@@ -250,9 +381,10 @@ class Member {
             own.last - own.first, scratch_.projection_start, own.first, mine_.projected);
       }
     } else {
-      multiply(pass_.gemm(), active, p_.hidden, mine_.h, pass_.part(packed, shape.hr_offset()),
-               shape.hr_panels(), pass_.projection_panels.first, pass_.projection_panels.last,
-               scratch_.projection_start, mine_.projected);
+      multiply(pass_.gemm(),
+               {active, p_.hidden, mine_.h, pass_.part(packed, shape.hr_offset()),
+                shape.hr_panels(), pass_.projection_panels.first, pass_.projection_panels.last,
+                scratch_.projection_start, mine_.projected});
     }
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);

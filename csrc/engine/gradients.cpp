@@ -190,8 +190,8 @@ void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64
     for (int64_t j = 0; j < count; j += kGradientBlock) {
       const int64_t batch = std::min(kGradientBlock, count - j);
       for (int64_t q = 0; q < batch; ++q) mine_.c[q] = weight.totals + (own.first + j + q) * width;
-      multiply(kernels_.gemm[kFloats], batch, rows, mine_.a + j, mine_.right, map, 0, map.count,
-               nullptr, mine_.c);
+      multiply(kernels_.gemm[kFloats],
+               {batch, rows, mine_.a + j, mine_.right, map, 0, map.count, nullptr, mine_.c});
     }
   }
   if (weight.bias != nullptr) {
@@ -217,8 +217,9 @@ void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs
   for (int n = 0; n < run_count; ++n) {
     for (int64_t i = 0; i < count; ++i)
       mine_.a[i] = chunk_.dgates_row(first_row + own.first + i) + runs[n].slot * p_.hidden;
-    multiply(kernels_.gemm[index(p_.storage)], count, runs[n].gates * p_.hidden, mine_.a,
-             run_panels(runs[n]), map, 0, map.count, nullptr, mine_.c);
+    multiply(kernels_.gemm[index(p_.storage)],
+             {count, runs[n].gates * p_.hidden, mine_.a, run_panels(runs[n]), map, 0, map.count,
+              nullptr, mine_.c});
   }
   for (int64_t i = 0; i < count; ++i)
     LayerPass::copy(outputs[own.first + i], mine_.c[i], {0, p_.input_size});

@@ -74,18 +74,36 @@ struct LayerPass {
 
   int64_t state_row(int64_t stack, int64_t r) const { return rnnpack::state_row(p, stack, r); }
 
+  // Whether step s takes its weights from the last to the first (Product::backwards).
+  static bool reads_backwards(int64_t s) { return s % 2 != 0; }
+
+  // The product behind multiply_gates where weights are packed.
+  Product gates_product(const LayerShape& shape, const void* packed, bool recurrent, int64_t rows,
+                        const float* const* a, const float* bias, float* const* out) const {
+    const PanelMap map = recurrent ? shape.hh_panels() : shape.ih_panels();
+    return {rows,
+            recurrent ? shape.output() : shape.input,
+            a,
+            part(packed, recurrent ? shape.hh_offset() : shape.ih_offset()),
+            map,
+            map.first_panel(blocks.first),
+            map.first_panel(blocks.last),
+            bias,
+            out};
+  }
+
   // gates[rows][own columns] = start + a * weights, from panels or from the plain matrix. start:
   // bias, or what gates hold if null.
   void multiply_gates(const LayerShape& shape, const LayerWeights& w, const void* packed,
                       bool recurrent, int64_t rows, const float* const* a, const float* bias,
-                      float* const* out) const {
-    const PanelMap map = recurrent ? shape.hh_panels() : shape.ih_panels();
-    const int64_t k = recurrent ? shape.output() : shape.input;
+                      float* const* out, bool backwards = false) const {
     if (!p.direct) {
-      multiply(gemm(), rows, k, a, part(packed, recurrent ? shape.hh_offset() : shape.ih_offset()),
-               map, map.first_panel(blocks.first), map.first_panel(blocks.last), bias, out);
+      Product product = gates_product(shape, packed, recurrent, rows, a, bias, out);
+      product.backwards = backwards;
+      multiply(gemm(), product);
       return;
     }
+    const int64_t k = recurrent ? shape.output() : shape.input;
     const CellTraits& cell = traits(p.cell);
     const void* weight = recurrent ? w.weight_hh : w.weight_ih;
     const int64_t ld = recurrent ? w.ld_hh : w.ld_ih;
@@ -98,12 +116,16 @@ struct LayerPass {
     }
   }
 
-  // The input's share of the gates, bias included; slots that no input product writes (GRU: the
-  // recurrent part of n) get their bias.
+  // The input's share of the gates, bias included.
   void start_gates(const LayerShape& shape, const LayerWeights& w, const void* packed, int64_t rows,
                    const float* const* a, float* const* out) const {
+    multiply_gates(shape, w, packed, false, rows, a, static_cast<const float*>(packed), out);
+    start_other_slots(packed, rows, out);
+  }
+
+  // Slots that no input product writes (GRU: the recurrent part of n) get their bias.
+  void start_other_slots(const void* packed, int64_t rows, float* const* out) const {
     const float* bias = static_cast<const float*>(packed);
-    multiply_gates(shape, w, packed, false, rows, a, bias, out);
     const CellTraits& cell = traits(p.cell);
     for (int slot = 0; slot < cell.slots; ++slot) {
       if (std::find(cell.ih_slot, cell.ih_slot + cell.gates, slot) != cell.ih_slot + cell.gates)

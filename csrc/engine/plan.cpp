@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/row_set.h"
+
 namespace rnnpack {
 
 namespace {
@@ -37,7 +39,7 @@ int largest_divisor(int n, int limit) {
 
 }  // namespace
 
-Plan make_plan(const Problem& p, int max_threads, int64_t l2_bytes) {
+Plan make_plan(const GemmKernels& kernels, const Problem& p, int max_threads, int64_t l2_bytes) {
   Plan plan{1, 1, 1, 1, std::max<int64_t>(p.rows.steps, 1), 1};
   int threads = total_work(p) < kTeamWork ? 1 : max_threads;
 
@@ -70,6 +72,15 @@ Plan make_plan(const Problem& p, int max_threads, int64_t l2_bytes) {
       ceil_div(p.rows.count, plan.row_groups) * p.shape(0).gates().columns() * 4;
   plan.chunk_steps = std::clamp<int64_t>(l2_bytes / 8 / std::max<int64_t>(step_gates, 1), 1, 64);
   plan.chunk_steps = std::min(plan.chunk_steps, plan.segment_steps);
+
+  plan.pipelined = kernels.pipelined_rows > 0 && !p.direct &&
+                   largest_group(p.rows, plan.row_groups) == 1 &&
+                   p.rows.steps >= 2 * kernels.pipelined_rows;
+  if (plan.pipelined) {
+    plan.chunk_steps = kernels.pipelined_rows;
+    if (plan.segment_steps < p.rows.steps)
+      plan.segment_steps = round_up(plan.segment_steps, plan.chunk_steps);
+  }
   return plan;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "engine/problem.h"
+#include "kernels/gemm/gemm.h"
 
 namespace rnnpack {
 
@@ -19,12 +20,21 @@ struct Plan {
   int row_groups;
   int lanes;
   int unit_threads;
-  int64_t segment_steps;  // steps of a layer between barriers of the group's lanes
-  int64_t chunk_steps;    // steps of one input product: its gates stay in the second-level cache
-                          // until they are used
+  int64_t segment_steps;   // steps of a layer between barriers of the group's lanes
+  int64_t chunk_steps;     // steps of one input product: its gates stay in the second-level cache
+                           // until they are used
+  bool pipelined = false;  // the input product of the next chunk is computed beside the recurrent
+                           // products of this one, which are of one row each
+
+  // Whether each lane takes every lanes-th layer.
+  bool wavefront(const Problem& problem) const { return problem.directions == 1 && lanes > 1; }
+  // Segments that a layer must be behind the one below it. A layer that computes ahead of itself
+  // needs one more.
+  int64_t lag(const Problem& problem) const { return wavefront(problem) && pipelined ? 2 : 1; }
 };
 
-Plan make_plan(const Problem& problem, int max_threads, int64_t l2_bytes);
+Plan make_plan(const GemmKernels& kernels, const Problem& problem, int max_threads,
+               int64_t l2_bytes);
 
 // The same call on one thread: what remains when the team turns out smaller than planned.
 inline Plan single_thread(const Plan& plan) {

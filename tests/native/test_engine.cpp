@@ -93,6 +93,63 @@ void check_plans(Setup& setup, size_t each) {
   setup.set_groups(kGroup, kGroup);
 }
 
+// The input product beside the recurrent one: the bits of one thread that does one after the other,
+// however many units, layers and rows share the work.
+void pipelined_plans(const KernelTable& table) {
+  const int chunk = table.gemm[0].pipelined_rows;
+  if (chunk == 0) return;  // this instruction set has none
+  Random random;
+  int number = 0;
+  for (int cell = 0; cell < kCellKinds; ++cell) {
+    for (const auto& [input, hidden] : {std::pair{5, 17}, std::pair{300, 48}, std::pair{33, 130}}) {
+      for (const auto& [layers, directions] :
+           {std::pair{1, 1}, std::pair{4, 1}, std::pair{1, 2}, std::pair{2, 2}}) {
+        for (const Form form : {Form::kEqual, Form::kLengths, Form::kPacked}) {
+          ++number;
+          const auto kind = static_cast<CellKind>(cell);
+          const bool lstm = kind == CellKind::kLstm;
+          const bool train = layers == 1 && directions == 1 && number % 2 == 0;
+          const Case k{.cell = kind,
+                       .input = input,
+                       .hidden = hidden,
+                       .projection = lstm && number % 3 == 0 ? 9 : 0,
+                       .layers = layers,
+                       .directions = directions,
+                       .reverse = directions == 1 && number % 4 == 0,
+                       .steps = 3 * chunk + 1 + number % chunk,
+                       .count = 1 + number % 3,
+                       .form = form,
+                       .states = number % 5 != 0,
+                       .train = train};
+          Setup setup(k, table, random);
+          const Outputs expected = setup.run(alone(k));
+          const auto groups = static_cast<int>(k.count);
+          const auto check = [&](int lanes, int unit_threads, int64_t segment) {
+            const Plan plan{
+                groups * lanes * unit_threads, groups, lanes, unit_threads, segment, chunk, true};
+            expect(setup.run(plan).same_bits(expected), describe(k, plan),
+                   ", pipelined: other bits than one thread");
+          };
+          check(1, 1, k.steps);
+          check(1, 3, k.steps);
+          if (directions == 2) check(2, 1, k.steps);
+          if (layers > 1 && directions == 1) {
+            check(2, 1, chunk);
+            check(2, 2, 2 * chunk);
+            check(4, 1, chunk);
+          }
+          setup.set_groups(3, 2);
+          check(1, 2, k.steps);
+          if (k.train) continue;
+          setup.set_groups(kGroup, kGroup);
+          setup.pack();
+          check(1, 2, k.steps);
+        }
+      }
+    }
+  }
+}
+
 std::vector<Case> cases() {
   std::vector<Case> found;
   for (int cell = 0; cell < kCellKinds; ++cell) {
@@ -380,7 +437,7 @@ void chosen_plans(const KernelTable& table) {
                  k.text(), ": groups of ", chosen.ih_group, " and ", chosen.hh_group, " panels");
           for (const int limit : {1, 2, 3, 4, 8, 61}) {
             for (const int64_t l2 : {int64_t{1} << 12, int64_t{1} << 20}) {
-              const Plan plan = make_plan(setup.problem(none), limit, l2);
+              const Plan plan = make_plan(table.gemm[0], setup.problem(none), limit, l2);
               const std::string text = describe(k, plan) + ", limit " + std::to_string(limit);
               expect(plan.threads >= 1 && plan.threads <= limit, text, ": ", plan.threads,
                      " threads");
@@ -393,6 +450,8 @@ void chosen_plans(const KernelTable& table) {
                   text, ": lanes without work");
               expect(directions == 1 || plan.segment_steps >= steps, text,
                      ": a direction would read what is not there yet");
+              expect(!plan.pipelined || plan.chunk_steps == table.gemm[0].pipelined_rows, text,
+                     ": chunks that no tile computes");
               expect(plan.chunk_steps >= 1 && plan.chunk_steps <= plan.segment_steps, text,
                      ": no whole chunks in a segment");
             }
@@ -401,7 +460,8 @@ void chosen_plans(const KernelTable& table) {
           const Outputs expected = setup.run(alone(k));
           setup.set_groups(chosen.ih_group, chosen.hh_group);
           for (const int limit : {3, 8}) {
-            const Plan plan = make_plan(setup.problem(none), limit, int64_t{1} << 20);
+            const Plan plan =
+                make_plan(table.gemm[0], setup.problem(none), limit, int64_t{1} << 20);
             expect(setup.run(plan).same_bits(expected), describe(k, plan),
                    ": other bits than one thread");
           }
@@ -452,6 +512,7 @@ int main() {
   for (const KernelTable* table : all) forward_cases(*table, table == all.back());
   without_final_states(*all.back());
   states_in_place(*all.back());
+  pipelined_plans(*all.back());
   chosen_plans(*all.back());
   nested_calls(*all.back());
   return report("test_engine");

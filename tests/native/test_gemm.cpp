@@ -40,9 +40,18 @@ void check_tile(const KernelTable& table, DType type, Random& random, int rows, 
     for (int64_t kk = first_k; kk < first_k + k; ++kk) a[i][kk] = random.uniform(1.0f);
   }
 
-  // Neither in order nor side by side.
-  int64_t columns[kMaxTilePanels];
-  for (int p = 0; p < panels; ++p) columns[p] = (panels - 1 - p) * (kPanel + 3) + 5;
+  // Columns neither in order nor side by side.
+  Tile tile{.first_k = first_k,
+            .k = k,
+            .a = nullptr,
+            .b = nullptr,
+            .b_stride = map.row_stride(0),
+            .panels = panels,
+            .columns = {},
+            .bias = nullptr,
+            .c = nullptr};
+  for (int p = 0; p < panels; ++p) tile.columns[p] = (panels - 1 - p) * (kPanel + 3) + 5;
+  const int64_t* const columns = tile.columns;
   const int64_t width = columns[0] + kPanel;
   const Floats bias(width);
   random.fill(bias, 1.0f);
@@ -57,9 +66,11 @@ void check_tile(const KernelTable& table, DType type, Random& random, int rows, 
     start.emplace_back(c[i].data(), c[i].data() + width);
   }
 
-  table.gemm[index(type)].tile[rows - 1][panels - 1](first_k, k, a.const_rows(), b.data(),
-                                                     map.row_stride(0), columns,
-                                                     with_bias ? bias.data() : nullptr, c.rows());
+  tile.a = a.const_rows();
+  tile.b = b.data();
+  tile.bias = with_bias ? bias.data() : nullptr;
+  tile.c = c.rows();
+  table.gemm[index(type)].tile[rows - 1][panels - 1](tile);
 
   for (int i = 0; i < rows; ++i) {
     std::vector<bool> written(static_cast<size_t>(width), false);
@@ -122,25 +133,28 @@ void check_product(const KernelTable& table, DType type, Random& random, const P
   random.fill(bias, 1.0f);
   const Floats zeros(width, 0.0f);
   const RowBuffers a(rows, k), whole(rows, width), alone(rows, width), ranges(rows, width),
-      product(rows, width), added(rows, width);
+      backwards(rows, width), product(rows, width), added(rows, width);
   for (int64_t i = 0; i < rows; ++i) random.fill(a[i], 1.0f);
 
-  multiply(gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, bias.data(), whole.rows());
+  multiply(gemm, {rows, k, a.const_rows(), b.data(), map, 0, map.count, bias.data(), whole.rows()});
   for (int64_t i = 0; i < rows; ++i) {
-    multiply(gemm, 1, k, a.const_rows() + i, b.data(), map, 0, map.count, bias.data(),
-             alone.rows() + i);
+    multiply(gemm, {1, k, a.const_rows() + i, b.data(), map, 0, map.count, bias.data(),
+                    alone.rows() + i});
   }
   for (int64_t first = 0; first < map.count;) {
     const int64_t last = std::min(first + 1 + first % 3, map.count);
-    multiply(gemm, rows, k, a.const_rows(), b.data(), map, first, last, bias.data(), ranges.rows());
+    multiply(gemm,
+             {rows, k, a.const_rows(), b.data(), map, first, last, bias.data(), ranges.rows()});
     first = last;
   }
-  multiply(gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, zeros.data(),
-           product.rows());
+  multiply(gemm, {rows, k, a.const_rows(), b.data(), map, 0, map.count, bias.data(),
+                  backwards.rows(), true});
+  multiply(gemm,
+           {rows, k, a.const_rows(), b.data(), map, 0, map.count, zeros.data(), product.rows()});
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < width; ++j) added[i][j] = bias[j];
   }
-  multiply(gemm, rows, k, a.const_rows(), b.data(), map, 0, map.count, nullptr, added.rows());
+  multiply(gemm, {rows, k, a.const_rows(), b.data(), map, 0, map.count, nullptr, added.rows()});
 
   const std::string text = describe(table, rows, k, map.count) + ", " + type_name(type);
   std::vector<bool> covered(static_cast<size_t>(width), false);
@@ -164,6 +178,8 @@ void check_product(const KernelTable& table, DType type, Random& random, const P
            " has other bits alone than among the others");
     expect(whole[i].same_bits(ranges[i]), text, ": row ", i,
            " has other bits when panels are taken range by range");
+    expect(whole[i].same_bits(backwards[i]), text, ": row ", i,
+           " has other bits when groups are taken backwards");
     for (int64_t j = 0; j < width; ++j) {
       expect(covered[static_cast<size_t>(j)] || std::isnan(whole[i][j]), text, " wrote to column ",
              j, ", which has no panel");
@@ -196,8 +212,83 @@ void products() {
                       2 * table->gemm[0].max_rows + 1, k);
       check_product(*table, DType::kFloat, random, plain_panels(17, 3), 32, 1, k);
     }
-    multiply(table->gemm[0], 0, 5, nullptr, nullptr, plain_panels(16), 0, 1, nullptr,
-             nullptr);  // no rows: nothing is read
+    multiply(table->gemm[0], {0, 5, nullptr, nullptr, plain_panels(16), 0, 1, nullptr,
+                              nullptr});  // no rows: nothing is read
+  }
+}
+
+// A product of one row and, beside it, all or a part of a product of several: each has the bits
+// that it has alone. k of either may be short, long or many sums; their groups may differ.
+void pipelined() {
+  Random random;
+  for (const KernelTable* table : tables()) {
+    const GemmKernels& gemm = table->gemm[index(DType::kFloat)];
+    if (gemm.pipelined_rows == 0) continue;  // this instruction set has none
+    expect(gemm.panels[gemm.pipelined_rows - 1] >= kGroup, isa_name(table->isa),
+           ": the computed tile must be as wide as any group");
+    int number = 0;
+    for (const int64_t row_k : {1, 5, 64, 300}) {
+      for (const int64_t ahead_k : {1, 7, 64, 600}) {
+        for (const int64_t row_columns : {0, 16, 48, 100, 256}) {
+          for (const int64_t ahead_columns : {16, 100, 256}) {
+            ++number;
+            const PanelMap row_map =
+                plain_panels(std::max<int64_t>(row_columns, 1), 1 + number % kGroup);
+            const PanelMap ahead_map = plain_panels(ahead_columns, 1 + number / 4 % kGroup);
+            const Floats row_b(row_map.bytes(row_k) / 4), ahead_b(ahead_map.bytes(ahead_k) / 4);
+            random.fill(row_b, 1.0f);
+            random.fill(ahead_b, 1.0f);
+            const Floats bias(round_up(ahead_columns, kPanel));
+            random.fill(bias, 1.0f);
+            const RowBuffers row_a(1, row_k), ahead_a(gemm.pipelined_rows, ahead_k);
+            random.fill(row_a[0], 1.0f);
+            for (int i = 0; i < gemm.pipelined_rows; ++i) random.fill(ahead_a[i], 1.0f);
+            const int64_t row_width = round_up(std::max<int64_t>(row_columns, 1), kPanel);
+            const RowBuffers row_c(1, row_width), row_alone(1, row_width),
+                ahead_c(gemm.pipelined_rows, bias.size()),
+                ahead_alone(gemm.pipelined_rows, bias.size());
+            random.fill(row_c[0], 1.0f);
+            std::copy_n(row_c[0].data(), row_width, row_alone[0].data());
+
+            Product row{1,
+                        row_k,
+                        row_a.const_rows(),
+                        row_b.data(),
+                        row_map,
+                        0,
+                        ceil_div(row_columns, kPanel),
+                        nullptr,
+                        row_c.rows(),
+                        number % 2 == 0};
+            Product ahead{gemm.pipelined_rows, ahead_k,     ahead_a.const_rows(),
+                          ahead_b.data(),      ahead_map,   0,
+                          ahead_map.count,     bias.data(), ahead_c.rows()};
+            std::vector<Tile> row_tiles(static_cast<size_t>(tile_count(row)));
+            std::vector<Tile> ahead_tiles(static_cast<size_t>(tile_count(ahead)));
+            make_tiles(row, row_tiles.data());
+            make_tiles(ahead, ahead_tiles.data());
+            const auto half = static_cast<int64_t>(ahead_tiles.size() / 2);
+            multiply_pipelined(gemm, {row_tiles.data(), static_cast<int64_t>(row_tiles.size())},
+                               {ahead_tiles.data(), half});
+            multiply_pipelined(
+                gemm, {row_tiles.data(), 0},
+                {ahead_tiles.data() + half, static_cast<int64_t>(ahead_tiles.size()) - half});
+
+            row.c = row_alone.rows();
+            ahead.c = ahead_alone.rows();
+            multiply(gemm, row);
+            multiply(gemm, ahead);
+            const std::string text = describe(*table, 1, row_k, row.last) + " beside " +
+                                     describe(*table, ahead.rows, ahead_k, ahead.last);
+            expect(row_c[0].same_bits(row_alone[0]), text, ": the streamed row has other bits");
+            for (int i = 0; i < gemm.pipelined_rows; ++i) {
+              expect(ahead_c[i].same_bits(ahead_alone[i]), text, ": computed row ", i,
+                     " has other bits");
+            }
+          }
+        }
+      }
+    }
   }
 }
 
@@ -207,5 +298,6 @@ void products() {
 int main() {
   rnnpack::check::tiles();
   rnnpack::check::products();
+  rnnpack::check::pipelined();
   return rnnpack::check::report("test_gemm");
 }

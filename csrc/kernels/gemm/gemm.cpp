@@ -4,36 +4,126 @@
 
 namespace rnnpack {
 
-void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* const* a,
-              const void* b, const PanelMap& map, int64_t first, int64_t last, const float* bias,
-              float* const* c) {
-  if (rows == 0) return;
+namespace {
+
+// The groups that a product's panels lie in, in the order in which it takes them.
+class Groups {
+ public:
+  explicit Groups(const Product& product)
+      : p_(product),
+        first_(product.first / product.map.group),
+        count_(product.first < product.last ? ceil_div(product.last, product.map.group) - first_
+                                            : 0) {}
+
+  int64_t count() const { return count_; }
+  // Of group number i, the product's panels.
+  int64_t panels(int64_t i) const { return end(group(i)) - begin(group(i)); }
+  // The tile of all rows and `panels` of them, from the first sum on.
+  Tile tile(int64_t i, int64_t skipped, int64_t panels) const {
+    const PanelMap& map = p_.map;
+    const int64_t g = group(i), first = begin(g) + skipped;
+    Tile tile;
+    tile.first_k = 0;
+    tile.k = std::min(kLongestSum, p_.k);
+    tile.a = p_.a;
+    tile.b = static_cast<const char*>(p_.b) + map.group_offset(g, p_.k) +
+             (first - g * map.group) * kPanel * map.lane_bytes();
+    tile.b_stride = map.group_stride(g);
+    tile.panels = panels;
+    map.columns(first, panels, tile.columns);
+    tile.bias = p_.bias;
+    tile.c = p_.c;
+    return tile;
+  }
+  // Moves a tile to the next part of its sums; false after the last one.
+  bool next_sum(Tile& tile) const {
+    if (tile.first_k + kLongestSum >= p_.k) return false;
+    tile.first_k += kLongestSum;
+    tile.k = std::min(kLongestSum, p_.k - tile.first_k);
+    tile.b = static_cast<const char*>(tile.b) +
+             p_.map.stored_rows(kLongestSum) * tile.b_stride * p_.map.lane_bytes();
+    tile.bias = nullptr;
+    return true;
+  }
+
+ private:
+  int64_t group(int64_t i) const { return p_.backwards ? first_ + count_ - 1 - i : first_ + i; }
+  int64_t begin(int64_t g) const { return std::max(p_.first, g * p_.map.group); }
+  int64_t end(int64_t g) const { return std::min(p_.last, (g + 1) * p_.map.group); }
+
+  const Product& p_;
+  const int64_t first_, count_;
+};
+
+void run(const GemmKernels& kernels, int64_t rows, const Tile& tile) {
+  kernels.tile[rows - 1][tile.panels - 1](tile);
+}
+
+}  // namespace
+
+void multiply(const GemmKernels& kernels, const Product& product) {
+  if (product.rows == 0) return;
   // Tiles of nearly equal height: 9 rows run as 5 + 4, not as 8 and a slow 1.
-  const int64_t tiles = ceil_div(rows, kernels.max_rows);
-  const int64_t height = rows / tiles;
-  const int64_t taller = rows % tiles;
+  const int64_t heights = ceil_div(product.rows, kernels.max_rows);
+  const int64_t height = product.rows / heights;
+  const int64_t taller = product.rows % heights;
   const int64_t width = kernels.panels[height + (taller > 0 ? 1 : 0) - 1];
 
   // Panels outside, rows inside: a panel is read from L2 once and from L1 by every further tile.
-  for (int64_t p = first; p < last;) {
-    const int64_t group_end = (p / map.group + 1) * map.group;
-    const int64_t panels = std::min({width, last - p, group_end - p});
-    const char* panel = static_cast<const char*>(b) + map.offset_of(p, k);
-    const int64_t row_stride = map.row_stride(p);
-    int64_t columns[kMaxTilePanels];
-    for (int64_t q = 0; q < panels; ++q) columns[q] = map.column(p + q);
-    for (int64_t first_k = 0; first_k == 0 || first_k < k; first_k += kLongestSum) {
-      int64_t row = 0;
-      for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t count = height + (t < taller ? 1 : 0);
-        kernels.tile[count - 1][panels - 1](first_k, std::min(kLongestSum, k - first_k), a + row,
-                                            panel + map.row_offset(p, first_k), row_stride, columns,
-                                            first_k == 0 ? bias : nullptr, c + row);
-        row += count;
-      }
+  const Groups groups(product);
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    const int64_t panels = groups.panels(g);
+    for (int64_t done = 0; done < panels; done += width) {
+      Tile tile = groups.tile(g, done, std::min(width, panels - done));
+      do {
+        tile.a = product.a;
+        tile.c = product.c;
+        for (int64_t t = 0; t < heights; ++t) {
+          const int64_t rows = height + (t < taller ? 1 : 0);
+          run(kernels, rows, tile);
+          tile.a += rows;
+          tile.c += rows;
+        }
+      } while (groups.next_sum(tile));
     }
-    p += panels;
   }
+}
+
+int64_t tile_count(const Product& product) {
+  return Groups(product).count() * std::max<int64_t>(ceil_div(product.k, kLongestSum), 1);
+}
+
+void make_tiles(const Product& product, Tile* tiles) {
+  const Groups groups(product);
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    Tile tile = groups.tile(g, 0, groups.panels(g));
+    do {
+      *tiles++ = tile;
+    } while (groups.next_sum(tile));
+  }
+}
+
+void multiply_pipelined(const GemmKernels& kernels, const Tiles& streamed, const Tiles& computed) {
+  const Tile* at = streamed.first;
+  const auto stream_alone = [&](int64_t end) {
+    for (; at < streamed.first + end; ++at) run(kernels, 1, *at);
+  };
+  for (int64_t i = 0; i < computed.count; ++i) {
+    const Tile& tile = computed.first[i];
+    const PipelinedTile pipelined = kernels.pipelined[tile.panels - 1];
+    const int64_t end = streamed.count * (i + 1) / computed.count;
+    const Tile* const from = at;
+    if (pipelined != nullptr) {
+      while (at < streamed.first + end && at->panels == tile.panels) ++at;
+    }
+    if (at > from) {
+      pipelined(tile, from, at - from);
+    } else {
+      run(kernels, kernels.pipelined_rows, tile);
+    }
+    stream_alone(end);
+  }
+  stream_alone(streamed.count);
 }
 
 }  // namespace rnnpack

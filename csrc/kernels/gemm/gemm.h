@@ -1,11 +1,10 @@
 // Product of a few rows with panels of packed weights.
 //
-//   c[i][columns[p] + j] = start + sum_k a[i][k] * w[k][p*16 + j]    for 0 <= i < rows, 0
-//   <= p < panels, 0 <= j < 16
+//   c[i][columns[p] + j] = start + sum_k a[i][k] * w[k][p*16 + j]
+//                                  for 0 <= i < rows, 0 <= p < panels, 0 <= j < 16
 //
 // a, c: one pointer a row; any rows: of a batch_first tensor, a slice, a packed sequence, a
-// reversed one. b:    neighbouring panels of one group (pack/layout.h); padded columns hold zeros.
-// b_stride: lanes from one stored row to the next.
+// reversed one.
 // start: bias[columns[p] + j]; where bias is null the sum starts at zero and is added to what c
 // holds. c overlaps nothing else. Every output is one accumulator that adds in order of k: its bits
 // depend on neither the tile, the batch nor the threads.
@@ -18,14 +17,27 @@
 
 namespace rnnpack {
 
-// A tile multiplies rows first_k .. first_k + k - 1; b points at the first (of bfloat16 an even
-// one).
-using GemmTile = void (*)(int64_t first_k, int64_t k, const float* const* a, const void* b,
-                          int64_t b_stride, const int64_t* columns, const float* bias,
-                          float* const* c);
-
 inline constexpr int kMaxTileRows = 14;
 inline constexpr int kMaxTilePanels = 4;
+
+// What one tile multiplies: rows first_k .. first_k + k - 1 of neighbouring panels of one group
+// (pack/layout.h); padded columns hold zeros.
+struct Tile {
+  int64_t first_k, k;
+  const float* const* a;
+  const void* b;     // the first of those rows (of bfloat16 an even one)
+  int64_t b_stride;  // lanes from one stored row to the next
+  int64_t panels;
+  int64_t columns[kMaxTilePanels];
+  const float* bias;
+  float* const* c;
+};
+using GemmTile = void (*)(const Tile& tile);
+
+// A tile of several rows, computed while `count` tiles of one row each are streamed; all have the
+// same number of panels. One row waits for its weights and leaves the multiply units half idle;
+// several rows keep them busy and wait for nothing. The bits are those of the tiles alone.
+using PipelinedTile = void (*)(const Tile& tile, const Tile* streamed, int64_t count);
 
 // tile[r - 1][p - 1] multiplies r rows with p panels, for r <= max_rows and p <= panels[r - 1].
 // One table for each type of the panels.
@@ -33,6 +45,10 @@ struct GemmKernels {
   int max_rows;
   int panels[kMaxTileRows];
   GemmTile tile[kMaxTileRows][kMaxTilePanels];
+  // Rows of the tile that is computed beside streamed ones, as wide as any group of panels; 0:
+  // there is none. pipelined[p - 1] is for p panels; null where it would gain nothing.
+  int pipelined_rows;
+  PipelinedTile pipelined[kMaxTilePanels];
 };
 
 // Products with k above this are sums of parts, each added from zero: one accumulator over a
@@ -40,9 +56,33 @@ struct GemmKernels {
 // are 64 KiB, so more rows find them in the second-level cache.
 inline constexpr int64_t kLongestSum = 256;
 
-// All rows with the stored panels [first, last) of `map`; b points at panel 0.
-void multiply(const GemmKernels& kernels, int64_t rows, int64_t k, const float* const* a,
-              const void* b, const PanelMap& map, int64_t first, int64_t last, const float* bias,
-              float* const* c);
+// All rows with the stored panels [first, last) of `map`.
+struct Product {
+  int64_t rows, k;
+  const float* const* a;
+  const void* b;  // panel 0
+  PanelMap map;
+  int64_t first, last;
+  const float* bias;
+  float* const* c;
+  // From the last group of panels to the first. Weights that are read at every step, each time the
+  // other way, find in a cache too small for them what was read last; always the same way, nothing.
+  bool backwards = false;
+};
+void multiply(const GemmKernels& kernels, const Product& product);
+
+// The tiles of a product whose rows fit one: as wide as the groups, groups in order, within a group
+// the parts of the sums in order.
+int64_t tile_count(const Product& product);
+void make_tiles(const Product& product, Tile* tiles);
+
+// Tiles made beforehand, to be run again and again as what a and c point to changes.
+struct Tiles {
+  const Tile* first;
+  int64_t count;
+};
+
+// Tiles of one row, and beside them some of pipelined_rows rows.
+void multiply_pipelined(const GemmKernels& kernels, const Tiles& streamed, const Tiles& computed);
 
 }  // namespace rnnpack

@@ -19,6 +19,12 @@ constexpr void add_shapes(GemmKernels& gemm) {
   add_tiles<Weight, 4, 4>(gemm);
   add_tiles<Weight, 5, 4>(gemm);
   add_tiles<Weight, 6, 4>(gemm);
+  // Of 16-bit weights one row is bound by widening them, not by waiting for them.
+  if constexpr (std::is_same_v<Weight, float>) {
+    gemm.pipelined_rows = 6;
+    gemm.pipelined[2] = &pipelined_tile<Weight, 6, 3>;
+    gemm.pipelined[3] = &pipelined_tile<Weight, 6, 4>;
+  }
 }
 
 }  // namespace rnnpack::avx512

@@ -74,23 +74,40 @@ struct PanelMap {
     if (p >= full_panels) return tail_column + tail_offset[p - full_panels];
     return (p / per_block) * block_columns + offset[p % per_block];
   }
+  // The columns of panels p .. p + run - 1.
+  constexpr void columns(int64_t p, int64_t run, int64_t* out) const {
+    int64_t block = p / per_block, place = p - block * per_block;
+    for (int64_t q = 0; q < run; ++q) {
+      out[q] = p + q < full_panels ? block * block_columns + offset[place]
+                                   : tail_column + tail_offset[p + q - full_panels];
+      if (++place == per_block) {
+        place = 0;
+        ++block;
+      }
+    }
+  }
   // Rows that k rows take, and the bytes of one of the 16 lanes of a row.
   constexpr int64_t stored_rows(int64_t k) const {
     return type == DType::kBFloat16 ? ceil_div(k, 2) : k;
   }
   constexpr int64_t lane_bytes() const { return type == DType::kHalf ? 2 : 4; }
 
-  // Where panel p lies in the packed matrix of k rows, in bytes; where its row k starts from there
-  // (of bfloat16, an even one); and the lanes from one stored row to the next.
-  constexpr int64_t offset_of(int64_t p, int64_t k) const {
-    return (p / group * group * stored_rows(k) + p % group) * kPanel * lane_bytes();
+  // Where a group starts in the packed matrix of k rows, in bytes, and the lanes from one of its
+  // stored rows to the next.
+  constexpr int64_t group_offset(int64_t g, int64_t k) const {
+    return g * group * stored_rows(k) * kPanel * lane_bytes();
   }
+  constexpr int64_t group_stride(int64_t g) const {
+    const int64_t left = count - g * group;
+    return (left < group ? left : group) * kPanel;
+  }
+  // The same of panel p, and where its row k starts from there (of bfloat16, an even one).
+  constexpr int64_t offset_of(int64_t p, int64_t k) const {
+    return group_offset(p / group, k) + p % group * kPanel * lane_bytes();
+  }
+  constexpr int64_t row_stride(int64_t p) const { return group_stride(p / group); }
   constexpr int64_t row_offset(int64_t p, int64_t k) const {
     return stored_rows(k) * row_stride(p) * lane_bytes();
-  }
-  constexpr int64_t row_stride(int64_t p) const {
-    const int64_t left = count - p / group * group;
-    return (left < group ? left : group) * kPanel;
   }
   constexpr int64_t bytes(int64_t k) const {
     return count * kPanel * stored_rows(k) * lane_bytes();
