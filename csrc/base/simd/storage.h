@@ -24,11 +24,8 @@ RNNPACK_INLINE VecUint unsigned_bits(Vec v) { return reinterpret_cast<VecUint>(v
 RNNPACK_INLINE Vec from_bits(VecUint v) { return reinterpret_cast<Vec>(v); }
 
 // Lanes of 16 bits to 32 and back, upper halves zero. Intrinsics, as GCC 12 makes four instructions
-// of a __builtin_convertvector to a whole register; zero-masked with every lane set, as the plain
-// forms read an undefined vector in its headers, of which it warns.
+// of a __builtin_convertvector to a whole register.
 #if RNNPACK_VEC_BYTES == 64
-inline constexpr __mmask16 kAllLanes = 0xffff;
-
 RNNPACK_INLINE VecUint widen_bits(Vec16 v) {
   return reinterpret_cast<VecUint>(
       _mm512_maskz_cvtepu16_epi32(kAllLanes, reinterpret_cast<__m256i>(v)));

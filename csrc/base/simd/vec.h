@@ -74,9 +74,36 @@ RNNPACK_INLINE void store_partial(float* p, Vec v, int64_t n) {
 #endif
 }
 
-// min and max that keep a NaN of `x`: the comparison is false for NaN, which selects x.
-RNNPACK_INLINE Vec at_least(Vec low, Vec x) { return low > x ? low : x; }
-RNNPACK_INLINE Vec at_most(Vec high, Vec x) { return high < x ? high : x; }
+#if RNNPACK_VEC_BYTES == 64
+// For zero-masked forms with every lane set: the plain forms of GCC 12 read an undefined vector in
+// its headers, of which it warns.
+inline constexpr __mmask16 kAllLanes = 0xffff;
+#endif
+
+// min and max that keep a NaN of `x`: x86's instructions return their second operand where a
+// comparison with NaN fails, and so does the selection.
+RNNPACK_INLINE Vec at_least(Vec low, Vec x) {
+#if RNNPACK_VEC_BYTES == 64
+  return reinterpret_cast<Vec>(
+      _mm512_maskz_max_ps(kAllLanes, reinterpret_cast<__m512>(low), reinterpret_cast<__m512>(x)));
+#elif RNNPACK_VEC_BYTES == 32
+  return reinterpret_cast<Vec>(
+      _mm256_max_ps(reinterpret_cast<__m256>(low), reinterpret_cast<__m256>(x)));
+#else
+  return low > x ? low : x;
+#endif
+}
+RNNPACK_INLINE Vec at_most(Vec high, Vec x) {
+#if RNNPACK_VEC_BYTES == 64
+  return reinterpret_cast<Vec>(
+      _mm512_maskz_min_ps(kAllLanes, reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(x)));
+#elif RNNPACK_VEC_BYTES == 32
+  return reinterpret_cast<Vec>(
+      _mm256_min_ps(reinterpret_cast<__m256>(high), reinterpret_cast<__m256>(x)));
+#else
+  return high < x ? high : x;
+#endif
+}
 
 RNNPACK_INLINE Vec abs(Vec x) { return from_bits(bits(x) & 0x7fffffff); }
 

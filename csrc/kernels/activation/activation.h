@@ -45,22 +45,37 @@ RNNPACK_INLINE ExpParts exp_parts(Vec x) {
   return {reinterpret_cast<Vec>(exponent), p};
 }
 
-RNNPACK_INLINE Vec sigmoid(Vec x) {
-  const Vec bounded = at_most(broadcast(89.0f), at_least(broadcast(-87.3f), -x));
-  const ExpParts e = exp_parts(bounded);
-  return 1.0f / (1.0f + e.scale * (1.0f + e.p));
+// sigmoid(x) is 1 over this.
+RNNPACK_INLINE Vec sigmoid_denominator(Vec x) {
+  const Vec bounded = at_most(broadcast(87.3f), at_least(broadcast(-89.0f), x));
+  const ExpParts e = exp_parts(-bounded);
+  return 1.0f + e.scale * (1.0f + e.p);
+}
+
+RNNPACK_INLINE Vec sigmoid(Vec x) { return 1.0f / sigmoid_denominator(x); }
+
+RNNPACK_INLINE ExpParts exp_of_tanh(Vec magnitude) {
+  return exp_parts(at_least(broadcast(-40.0f), magnitude * -2.0f));
 }
 
 RNNPACK_INLINE Vec tanh(Vec x) {
   constexpr float kFar =
       0.55f;  // from here on 1 - small is the more accurate form: half an ulp near 1
   const Vec magnitude = abs(x);
-  const ExpParts e = exp_parts(at_least(broadcast(-40.0f), magnitude * -2.0f));
+  const ExpParts e = exp_of_tanh(magnitude);
   const Vec exp = fma(e.scale, e.p, e.scale);
   const Vec expm1 = fma(e.scale, e.p, e.scale - 1.0f);
   const VecInt far = magnitude > broadcast(kFar);
   const Vec quotient = (far ? exp * 2.0f : -expm1) / (exp + 1.0f);
   return with_sign(far ? 1.0f - quotient : quotient, x);
+}
+
+// sigmoid(gate) * tanh(x) with one division instead of two and a product: as many roundings. The
+// denominator of the sigmoid is given.
+RNNPACK_INLINE Vec gated_tanh(Vec gate_denominator, Vec x) {
+  const ExpParts e = exp_of_tanh(abs(x));
+  const Vec expm1 = fma(e.scale, e.p, e.scale - 1.0f);
+  return with_sign(expm1, x) / (gate_denominator * (expm1 + 2.0f));
 }
 
 }  // namespace rnnpack::RNNPACK_ISA

@@ -11,28 +11,33 @@
 namespace rnnpack::RNNPACK_ISA {
 
 inline void gru_forward(const CellForward& call) {
-  for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
-                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
-                      RNNPACK_INLINE_LAMBDA {
+  // Between the passes the slot of n_ih holds what tanh takes.
+  const auto to_gates = [&](auto access, int64_t row, int64_t, int64_t column, int64_t stride)
+                            RNNPACK_INLINE_LAMBDA {
     float* gates = call.gates[row] + column;
     const Vec r = sigmoid(access.padded(gates));
-    const Vec z = sigmoid(access.padded(gates + stride));
-    const Vec n =
-        tanh(fma(r, access.padded(gates + 2 * stride), access.padded(gates + 3 * stride)));
+    access.padded(gates + 3 * stride,
+                  fma(r, access.padded(gates + 2 * stride), access.padded(gates + 3 * stride)));
+    access.padded(gates + stride, sigmoid(access.padded(gates + stride)));
+    if (call.keep_gates) access.padded(gates, r);
+  };
+  const auto to_h = [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
+                        RNNPACK_INLINE_LAMBDA {
+    float* gates = call.gates[row] + column;
+    const Vec z = access.padded(gates + stride);
+    const Vec n = tanh(access.padded(gates + 3 * stride));
     access.tensor(call.h[row] + unit, fma(z, access.tensor(call.h_prev[row] + unit) - n, n));
-    if (call.keep_gates) {
-      access.padded(gates, r);
-      access.padded(gates + stride, z);
-      access.padded(gates + 3 * stride, n);
-    }
-  });
+    if (call.keep_gates) access.padded(gates + 3 * stride, n);
+  };
+  for_each_vector_in_two_passes(call.layout, call.rows, call.first_block, call.last_block, to_gates,
+                                to_h);
 }
 
 // Leaves in dh what reaches h_prev directly, dh * z; the gates' share is added by the recurrent
 // product.
 inline void gru_backward(const CellBackward& call) {
   const int64_t hidden = call.layout.hidden;
-  for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
+  for_each_vector(call.layout, 0, call.rows, call.first_block, call.last_block,
                   [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
                       RNNPACK_INLINE_LAMBDA {
     const float* gates = call.gates[row] + column;

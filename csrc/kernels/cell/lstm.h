@@ -11,31 +11,40 @@
 namespace rnnpack::RNNPACK_ISA {
 
 inline void lstm_forward(const CellForward& call) {
-  for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
-                  [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
-                      RNNPACK_INLINE_LAMBDA {
+  // Between the passes the slot of o holds what sigmoid is 1 over.
+  const auto to_c = [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
+                        RNNPACK_INLINE_LAMBDA {
     float* gates = call.gates[row] + column;
-    const Vec i = sigmoid(access.padded(gates));
+    const Vec x_g = access.padded(gates + 2 * stride);
+    const Vec i_denominator = sigmoid_denominator(access.padded(gates));
     const Vec f = sigmoid(access.padded(gates + stride));
-    const Vec g = tanh(access.padded(gates + 2 * stride));
-    const Vec o = sigmoid(access.padded(gates + 3 * stride));
-    const Vec c = fma(f, access.padded(call.c_prev[row] + unit), i * g);
+    const Vec o_denominator = sigmoid_denominator(access.padded(gates + 3 * stride));
+    const Vec c = fma(f, access.padded(call.c_prev[row] + unit), gated_tanh(i_denominator, x_g));
     access.padded(call.c[row] + unit, c);
-    access.tensor(call.h[row] + unit, o * tanh(c));
+    access.padded(gates + 3 * stride, o_denominator);
     if (call.keep_gates) {
-      access.padded(gates, i);
+      access.padded(gates, 1.0f / i_denominator);
       access.padded(gates + stride, f);
-      access.padded(gates + 2 * stride, g);
-      access.padded(gates + 3 * stride, o);
+      access.padded(gates + 2 * stride, tanh(x_g));
     }
-  });
+  };
+  const auto to_h = [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
+                        RNNPACK_INLINE_LAMBDA {
+    float* o = call.gates[row] + column + 3 * stride;
+    const Vec o_denominator = access.padded(o);
+    const Vec c = access.padded(call.c[row] + unit);
+    access.tensor(call.h[row] + unit, gated_tanh(o_denominator, c));
+    if (call.keep_gates) access.padded(o, 1.0f / o_denominator);
+  };
+  for_each_vector_in_two_passes(call.layout, call.rows, call.first_block, call.last_block, to_c,
+                                to_h);
 }
 
 // Derivatives of the lines above, from dh and dc of this step; tanh(c) is computed again rather
 // than kept.
 inline void lstm_backward(const CellBackward& call) {
   const int64_t hidden = call.layout.hidden;
-  for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
+  for_each_vector(call.layout, 0, call.rows, call.first_block, call.last_block,
                   [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t stride)
                       RNNPACK_INLINE_LAMBDA {
     const float* gates = call.gates[row] + column;

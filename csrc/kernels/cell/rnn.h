@@ -19,7 +19,7 @@ struct Relu {
 
 template <class Activation>
 void rnn_forward(const CellForward& call) {
-  for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
+  for_each_vector(call.layout, 0, call.rows, call.first_block, call.last_block,
                   [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t)
                       RNNPACK_INLINE_LAMBDA {
     float* gates = call.gates[row] + column;
@@ -31,7 +31,7 @@ void rnn_forward(const CellForward& call) {
 
 template <class Activation>
 void rnn_backward(const CellBackward& call) {
-  for_each_vector(call.layout, call.rows, call.first_block, call.last_block,
+  for_each_vector(call.layout, 0, call.rows, call.first_block, call.last_block,
                   [&](auto access, int64_t row, int64_t unit, int64_t column, int64_t)
                       RNNPACK_INLINE_LAMBDA {
     Vec dh = access.padded(call.dh[row] + unit);
