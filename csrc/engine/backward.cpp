@@ -84,6 +84,7 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
   s.groups = arena.take<GroupScratch>(plan.row_groups);
   for (int g = 0; g < plan.row_groups; ++g) {
     GroupScratch group{};
+    if (plan.threads > 1) arena.leave_page();
     if (b.recompute()) {
       group.gates = arena.take<float>(chunk_rows * shape.gates().columns());
       group.unused_h = arena.take<float>(rows * units);
@@ -96,6 +97,7 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
   s.members = arena.take<MemberScratch>(plan.threads);
   for (int i = 0; i < plan.threads; ++i) {
     MemberScratch m{};
+    if (plan.threads > 1) arena.leave_page();
     m.a = arena.take<const float*>(chunk_rows);
     m.gates = arena.take<float*>(chunk_rows);
     for (const float*** rows_of : {&m.c_prev, &m.c, &m.h_prev, &m.grad_output, &m.dgates_in})

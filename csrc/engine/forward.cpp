@@ -14,9 +14,10 @@ namespace {
 
 // Scratch of one lane of one group of rows.
 struct LaneScratch {
-  float* gates;   // [layers at once, gate_steps * rows, columns]; null when the reserve takes its
-                  // place
-  float* hidden;  // [rows, padded units]: o * tanh(c) before a projection
+  float* gates;    // [layers at once, gate_steps * rows, columns]; null when the reserve takes its
+                   // place
+  float* c_state;  // [layers * directions, rows, padded units]; null for cells without one
+  float* hidden;   // [rows, padded units]: o * tanh(c) before a projection
   float* projected;  // [rows, padded projection]
   Barrier* step_barrier;
 };
@@ -50,7 +51,6 @@ struct MemberScratch {
 struct Scratch {
   void** packed;            // [layers * directions] packed weights made by this call
   float* between[2];        // outputs of inner layers, in turn
-  float* c_state;           // [layers * directions, count, padded units]
   float* zeros;             // one absent initial hidden state
   float* projection_start;  // zeros, [padded projection]
   LaneScratch* lanes;
@@ -104,7 +104,6 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
     s.between[0] = arena.take<float>(floats);
     if (p.layers > 2) s.between[1] = arena.take<float>(floats);
   }
-  if (traits(p.cell).has_cell_state) s.c_state = arena.take<float>(stacks * p.rows.count * units);
   s.zeros = arena.take<float>(p.output_size());
   if (p.projection > 0) s.projection_start = arena.take<float>(padded_projection);
 
@@ -112,6 +111,8 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   s.lanes = arena.take<LaneScratch>(lanes);
   for (int i = 0; i < lanes; ++i) {
     LaneScratch lane{};
+    if (plan.threads > 1) arena.leave_page();
+    if (traits(p.cell).has_cell_state) lane.c_state = arena.take<float>(stacks * rows * units);
     if (p.reserve_gates == nullptr) {
       lane.gates = arena.take<float>(layers_at_once(p, plan) * gate_steps(plan) * rows *
                                      p.shape(0).gates().columns());
@@ -126,6 +127,7 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   s.members = arena.take<MemberScratch>(plan.threads);
   for (int i = 0; i < plan.threads; ++i) {
     MemberScratch member{};
+    if (plan.threads > 1) arena.leave_page();
     for (Chunk* chunk : {&member.now, &member.next}) {
       chunk->input = arena.take<const float*>(chunk_rows);
       chunk->gates = arena.take<float*>(chunk_rows);
@@ -243,11 +245,11 @@ class Member {
     return {scratch_.between[layer % 2], time_stride, width};
   }
 
-  // c of row r after step s (s = -1: before the first).
-  float* c_row(int64_t stack, int64_t s, int64_t r) const {
+  // c of the group's row i after step s (s = -1: before the first).
+  float* c_row(int64_t stack, int64_t s, int64_t i) const {
     if (p_.reserve_c != nullptr && s >= 0)
-      return p_.reserve_c + (p_.rows.start_of(s) + r) * pass_.units;
-    return scratch_.c_state + (stack * p_.rows.count + r) * pass_.units;
+      return p_.reserve_c + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.units;
+    return lane_.c_state + (stack * pass_.set.count + i) * pass_.units;
   }
 
   float* gates_row(int64_t layer, int64_t s, int64_t i) const {
@@ -337,9 +339,9 @@ class Member {
       mine_.h_prev[i] = h_before(p_, output, stack, reverse, s, r, scratch_.zeros);
       mine_.h[i] = projected ? lane_.hidden + i * pass_.units
                              : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
-      if (scratch_.c_state != nullptr) {
-        mine_.c_prev[i] = c_row(stack, s - 1, r);
-        mine_.c_next[i] = c_row(stack, s, r);
+      if (lane_.c_state != nullptr) {
+        mine_.c_prev[i] = c_row(stack, s - 1, i);
+        mine_.c_next[i] = c_row(stack, s, i);
       }
     }
     // An absent h_0 is zero: its product is not computed.
@@ -394,11 +396,11 @@ class Member {
   }
 
   void start_cell_state(int64_t stack) {
-    if (scratch_.c_state == nullptr) return;
+    if (lane_.c_state == nullptr) return;
     const Range units = pass_.own_units();
     for (int64_t i = 0; i < pass_.set.count; ++i) {
       const int64_t r = pass_.set.row(i);
-      float* c = c_row(stack, -1, r);
+      float* c = c_row(stack, -1, i);
       // Padding too: it is computed with, never shown, and must not slow the arithmetic down as a
       // denormal would.
       std::fill(c + pass_.blocks.first * kBlockUnits, c + pass_.blocks.last * kBlockUnits, 0.0f);
@@ -417,7 +419,7 @@ class Member {
       const float* h = h_before(p_, output, stack, reverse, length, r, scratch_.zeros);
       if (p_.h_n != nullptr) LayerPass::copy(p_.h_n + state * p_.output_size(), h, outputs);
       if (p_.c_n != nullptr)
-        LayerPass::copy(p_.c_n + state * p_.hidden, c_row(stack, length - 1, r), pass_.own_units());
+        LayerPass::copy(p_.c_n + state * p_.hidden, c_row(stack, length - 1, i), pass_.own_units());
     }
   }
 

@@ -75,6 +75,7 @@ GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int th
   const int64_t own_rows = ceil_div(std::max(gate_rows, p.projection), threads) + 1;
   for (int i = 0; i < threads; ++i) {
     GradientMember m{};
+    if (threads > 1) arena.leave_page();
     m.left = arena.take<float>(own_rows * kGradientBlock);
     m.right = arena.take<float>(kGradientBlock * widest);
     if (b.grad_input.data != nullptr) m.input = arena.take<float>(kGradientBlock * input_columns);

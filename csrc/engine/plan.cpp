@@ -43,12 +43,13 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, int max_threads, in
   Plan plan{1, 1, 1, 1, std::max<int64_t>(p.rows.steps, 1), 1};
   int threads = total_work(p) < kTeamWork ? 1 : max_threads;
 
-  // Rows first, where each thread gets enough of them to use a panel well once it is loaded, and
-  // its cache holds the recurrent weights.
+  // Rows first: groups of rows never wait for each other. But each reads all the weights, so it
+  // needs enough rows to compute with while they come: 2 where the recurrent ones stay in its own
+  // cache, 4 where they come from the next one, more from memory.
   const int64_t recurrent_bytes =
       step_work(p) / std::max<int64_t>(p.rows.count, 1) * size_of(p.storage);
   const int64_t rows_wanted = recurrent_bytes <= l2_bytes / 2   ? 2
-                              : recurrent_bytes <= l2_bytes * 2 ? 8
+                              : recurrent_bytes <= l2_bytes * 4 ? 4
                                                                 : 16;
   plan.row_groups = largest_divisor(
       threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));
