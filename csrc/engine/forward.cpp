@@ -32,7 +32,7 @@ struct Chunk {
 struct PipelinedLayer {
   Tiles recurrent[2];  // groups of panels forwards and backwards; rows MemberScratch::h_prev and
                        // step_gates
-  Tiles input;         // of the next chunk
+  Tiles input;         // of the next chunk; rows MemberScratch::next_rows
 };
 
 // Scratch of one thread: row pointers for the kernels.
@@ -41,6 +41,7 @@ struct MemberScratch {
   int64_t* started;           // [layers * directions] steps whose gates have their input product
   PipelinedLayer* pipelined;  // [layers * directions]
   float** step_gates;         // [1]
+  float** next_rows;          // [1] the next chunk's input as a panel of rows
   const float** h_prev;
   float** h;
   const float** c_prev;
@@ -70,8 +71,9 @@ int64_t layers_at_once(const Problem& p, const Plan& plan) {
 
 // Room for the tiles of all panels, of which a thread has a share.
 PipelinedLayer lay_out_tiles(Arena& arena, const LayerShape& shape) {
+  // A tile for each panel is never too few.
   const auto tiles = [&arena](const PanelMap& map, int64_t k) {
-    const int64_t count = tile_count({1, k, nullptr, nullptr, map, 0, map.count, nullptr, nullptr});
+    const int64_t count = map.count * (1 + k / kLongestSum);
     return Tiles{arena.take<Tile>(count), count};
   };
   PipelinedLayer layer;
@@ -136,6 +138,10 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
     if (plan.pipelined) {
       member.pipelined = arena.take<PipelinedLayer>(stacks);
       member.step_gates = arena.take<float*>(1);
+      member.next_rows = arena.take<float*>(1);
+      float* panel =
+          arena.take<float>(kPanel * std::max(p.shape(0).input, p.shape(p.layers - 1).input));
+      if (!measure) member.next_rows[0] = panel;
       for (int64_t k = 0; k < stacks; ++k) {
         const PipelinedLayer layer = lay_out_tiles(arena, p.shape(k / p.directions));
         if (!measure) member.pipelined[k] = layer;
@@ -214,9 +220,9 @@ class Member {
   }
 
   void make_pipelined_tiles() {
-    const auto make = [](const Product& product, Tiles& tiles) {
-      tiles.count = tile_count(product);
-      make_tiles(product, const_cast<Tile*>(tiles.first));
+    const auto make = [](const Product& product, int64_t width, Tiles& tiles) {
+      tiles.count = tile_count(product, width);
+      make_tiles(product, width, const_cast<Tile*>(tiles.first));
     };
     for (int64_t i = 0; i < p_.layers * p_.directions; ++i) {
       const LayerShape shape = p_.shape(i / p_.directions);
@@ -226,11 +232,11 @@ class Member {
         Product recurrent =
             pass_.gates_product(shape, packed, true, 1, mine_.h_prev, nullptr, mine_.step_gates);
         recurrent.backwards = backwards;
-        make(recurrent, layer.recurrent[backwards]);
+        make(recurrent, kMaxTilePanels, layer.recurrent[backwards]);
       }
-      make(pass_.gates_product(shape, packed, false, pass_.gemm().pipelined_rows, mine_.next.input,
+      make(pass_.gates_product(shape, packed, false, pass_.gemm().pipelined_rows, mine_.next_rows,
                                static_cast<const float*>(packed), mine_.next.gates),
-           layer.input);
+           pass_.gemm().pipelined_panels, layer.input);
     }
   }
 
@@ -309,6 +315,7 @@ class Member {
                          next_end - end == pass_.gemm().pipelined_rows;
       if (ahead) {
         gather(layer, end, next_end, mine_.next);
+        pack_next_rows(layer.shape.input);
         pass_.start_other_slots(layer.packed, next_end - end, mine_.next.gates);
         started = next_end;
       }
@@ -322,6 +329,14 @@ class Member {
       s = end;
     }
     if (last == p_.rows.steps) finish_states(layer.stack, d, layer.output);
+  }
+
+  // The next chunk's input, from rows to a panel of them.
+  void pack_next_rows(int64_t features) const {
+    const void* rows[kPanel] = {};
+    std::copy_n(mine_.next.input, pass_.gemm().pipelined_rows, rows);
+    constexpr int kFloats = index(DType::kFloat);
+    pass_.kernels.pack_rows[kFloats][kFloats](features, rows, mine_.next_rows[0], kPanel);
   }
 
   // Whether the one row of a pipelined plan still runs at all of these steps.
@@ -344,6 +359,7 @@ class Member {
         mine_.c_next[i] = c_row(stack, s, i);
       }
     }
+    ask_for_others_outputs(active);
     // An absent h_0 is zero: its product is not computed.
     const bool recurrent = s > 0 || p_.h_0 != nullptr;
     if (ahead) {
@@ -367,6 +383,19 @@ class Member {
       float* kept = p_.reserve_h + (p_.rows.start_of(s) + r) * p_.output_size();
       LayerPass::copy(kept, p_.rows.at(output, p_.rows.time_of(s, r, reverse), r),
                       pass_.own_outputs());
+    }
+  }
+
+  // The product waits for one line of h after the other; lines that other threads wrote come sooner
+  // when all are asked for at once.
+  void ask_for_others_outputs(int64_t active) const {
+    constexpr int64_t kLineFloats = kCacheLine / sizeof(float);
+    if (plan_.unit_threads == 1) return;
+    const Range own = pass_.own_outputs();
+    for (int64_t i = 0; i < active; ++i) {
+      for (int64_t j = 0; j < p_.output_size(); j += kLineFloats) {
+        if (j < own.first || j >= own.last) __builtin_prefetch(mine_.h_prev[i] + j);
+      }
     }
   }
 

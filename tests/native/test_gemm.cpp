@@ -224,8 +224,10 @@ void pipelined() {
   for (const KernelTable* table : tables()) {
     const GemmKernels& gemm = table->gemm[index(DType::kFloat)];
     if (gemm.pipelined_rows == 0) continue;  // this instruction set has none
-    expect(gemm.panels[gemm.pipelined_rows - 1] >= kGroup, isa_name(table->isa),
-           ": the computed tile must be as wide as any group");
+    for (int p = 0; p < gemm.pipelined_panels; ++p) {
+      expect(gemm.pipelined[p][kMaxTilePanels - 1] != nullptr, isa_name(table->isa),
+             ": a tile that runs beside nothing must exist for ", p + 1, " panels");
+    }
     int number = 0;
     for (const int64_t row_k : {1, 5, 64, 300}) {
       for (const int64_t ahead_k : {1, 7, 64, 600}) {
@@ -240,9 +242,13 @@ void pipelined() {
             random.fill(ahead_b, 1.0f);
             const Floats bias(round_up(ahead_columns, kPanel));
             random.fill(bias, 1.0f);
-            const RowBuffers row_a(1, row_k), ahead_a(gemm.pipelined_rows, ahead_k);
+            const RowBuffers row_a(1, row_k), ahead_a(gemm.pipelined_rows, ahead_k),
+                ahead_panel(1, ahead_k * kPanel);
             random.fill(row_a[0], 1.0f);
-            for (int i = 0; i < gemm.pipelined_rows; ++i) random.fill(ahead_a[i], 1.0f);
+            for (int i = 0; i < gemm.pipelined_rows; ++i) {
+              random.fill(ahead_a[i], 1.0f);
+              for (int64_t k = 0; k < ahead_k; ++k) ahead_panel[0][k * kPanel + i] = ahead_a[i][k];
+            }
             const int64_t row_width = round_up(std::max<int64_t>(row_columns, 1), kPanel);
             const RowBuffers row_c(1, row_width), row_alone(1, row_width),
                 ahead_c(gemm.pipelined_rows, bias.size()),
@@ -260,13 +266,14 @@ void pipelined() {
                         nullptr,
                         row_c.rows(),
                         number % 2 == 0};
-            Product ahead{gemm.pipelined_rows, ahead_k,     ahead_a.const_rows(),
+            Product ahead{gemm.pipelined_rows, ahead_k,     ahead_panel.const_rows(),
                           ahead_b.data(),      ahead_map,   0,
                           ahead_map.count,     bias.data(), ahead_c.rows()};
-            std::vector<Tile> row_tiles(static_cast<size_t>(tile_count(row)));
-            std::vector<Tile> ahead_tiles(static_cast<size_t>(tile_count(ahead)));
-            make_tiles(row, row_tiles.data());
-            make_tiles(ahead, ahead_tiles.data());
+            std::vector<Tile> row_tiles(static_cast<size_t>(tile_count(row, kMaxTilePanels)));
+            std::vector<Tile> ahead_tiles(
+                static_cast<size_t>(tile_count(ahead, gemm.pipelined_panels)));
+            make_tiles(row, kMaxTilePanels, row_tiles.data());
+            make_tiles(ahead, gemm.pipelined_panels, ahead_tiles.data());
             const auto half = static_cast<int64_t>(ahead_tiles.size() / 2);
             multiply_pipelined(gemm, {row_tiles.data(), static_cast<int64_t>(row_tiles.size())},
                                {ahead_tiles.data(), half});
@@ -275,6 +282,7 @@ void pipelined() {
                 {ahead_tiles.data() + half, static_cast<int64_t>(ahead_tiles.size()) - half});
 
             row.c = row_alone.rows();
+            ahead.a = ahead_a.const_rows();
             ahead.c = ahead_alone.rows();
             multiply(gemm, row);
             multiply(gemm, ahead);

@@ -89,41 +89,44 @@ void multiply(const GemmKernels& kernels, const Product& product) {
   }
 }
 
-int64_t tile_count(const Product& product) {
-  return Groups(product).count() * std::max<int64_t>(ceil_div(product.k, kLongestSum), 1);
+int64_t tile_count(const Product& product, int64_t width) {
+  const Groups groups(product);
+  const int64_t sums = std::max<int64_t>(ceil_div(product.k, kLongestSum), 1);
+  int64_t count = 0;
+  for (int64_t g = 0; g < groups.count(); ++g) count += ceil_div(groups.panels(g), width) * sums;
+  return count;
 }
 
-void make_tiles(const Product& product, Tile* tiles) {
+void make_tiles(const Product& product, int64_t width, Tile* tiles) {
   const Groups groups(product);
   for (int64_t g = 0; g < groups.count(); ++g) {
-    Tile tile = groups.tile(g, 0, groups.panels(g));
-    do {
-      *tiles++ = tile;
-    } while (groups.next_sum(tile));
+    const int64_t panels = groups.panels(g);
+    for (int64_t done = 0; done < panels; done += width) {
+      Tile tile = groups.tile(g, done, std::min(width, panels - done));
+      do {
+        *tiles++ = tile;
+      } while (groups.next_sum(tile));
+    }
   }
 }
 
 void multiply_pipelined(const GemmKernels& kernels, const Tiles& streamed, const Tiles& computed) {
   const Tile* at = streamed.first;
-  const auto stream_alone = [&](int64_t end) {
-    for (; at < streamed.first + end; ++at) run(kernels, 1, *at);
+  const auto stream_alone = [&](const Tile* end) {
+    for (; at < end; ++at) run(kernels, 1, *at);
   };
   for (int64_t i = 0; i < computed.count; ++i) {
     const Tile& tile = computed.first[i];
-    const PipelinedTile pipelined = kernels.pipelined[tile.panels - 1];
-    const int64_t end = streamed.count * (i + 1) / computed.count;
+    const auto& pipelined = kernels.pipelined[tile.panels - 1];
+    const Tile* const end = streamed.first + streamed.count * (i + 1) / computed.count;
+    // Streamed tiles that no kernel takes (the few panels of a last block) run alone.
+    while (at < end && pipelined[at->panels - 1] == nullptr) stream_alone(at + 1);
     const Tile* const from = at;
-    if (pipelined != nullptr) {
-      while (at < streamed.first + end && at->panels == tile.panels) ++at;
-    }
-    if (at > from) {
-      pipelined(tile, from, at - from);
-    } else {
-      run(kernels, kernels.pipelined_rows, tile);
-    }
+    while (at < end && at->panels == from->panels) ++at;
+    pipelined[at > from ? from->panels - 1 : kMaxTilePanels - 1](tile, from, at - from);
     stream_alone(end);
   }
-  stream_alone(streamed.count);
+  stream_alone(streamed.first + streamed.count);
 }
 
 }  // namespace rnnpack

@@ -34,7 +34,7 @@ struct Tile {
 };
 using GemmTile = void (*)(const Tile& tile);
 
-// A tile of several rows, computed while `count` tiles of one row each are streamed; all have the
+// A tile of several rows, computed while `count` tiles of one row each are streamed, all of the
 // same number of panels. One row waits for its weights and leaves the multiply units half idle;
 // several rows keep them busy and wait for nothing. The bits are those of the tiles alone.
 using PipelinedTile = void (*)(const Tile& tile, const Tile* streamed, int64_t count);
@@ -45,10 +45,12 @@ struct GemmKernels {
   int max_rows;
   int panels[kMaxTileRows];
   GemmTile tile[kMaxTileRows][kMaxTilePanels];
-  // Rows of the tile that is computed beside streamed ones, as wide as any group of panels; 0:
-  // there is none. pipelined[p - 1] is for p panels; null where it would gain nothing.
-  int pipelined_rows;
-  PipelinedTile pipelined[kMaxTilePanels];
+  // pipelined[p - 1][s - 1] computes pipelined_rows rows with p <= pipelined_panels panels beside
+  // streamed tiles of s panels; null where that would gain nothing. Rows and panels are 0 where
+  // there is none. High and narrow: the weights of the computed rows come from as far as the
+  // streamed ones, but serve many rows.
+  int pipelined_rows, pipelined_panels;
+  PipelinedTile pipelined[kMaxTilePanels][kMaxTilePanels];
 };
 
 // Products with k above this are sums of parts, each added from zero: one accumulator over a
@@ -71,10 +73,10 @@ struct Product {
 };
 void multiply(const GemmKernels& kernels, const Product& product);
 
-// The tiles of a product whose rows fit one: as wide as the groups, groups in order, within a group
-// the parts of the sums in order.
-int64_t tile_count(const Product& product);
-void make_tiles(const Product& product, Tile* tiles);
+// The tiles of a product whose rows fit one, at most `width` panels wide: groups in order, within
+// them the parts of the sums in order.
+int64_t tile_count(const Product& product, int64_t width);
+void make_tiles(const Product& product, int64_t width, Tile* tiles);
 
 // Tiles made beforehand, to be run again and again as what a and c point to changes.
 struct Tiles {
@@ -82,7 +84,8 @@ struct Tiles {
   int64_t count;
 };
 
-// Tiles of one row, and beside them some of pipelined_rows rows.
+// Tiles of one row, and beside them some of pipelined_rows rows, given as a panel, and at most
+// pipelined_panels panels.
 void multiply_pipelined(const GemmKernels& kernels, const Tiles& streamed, const Tiles& computed);
 
 }  // namespace rnnpack

@@ -35,51 +35,36 @@ struct TileSums {
   using Stored = StoredRow<Weight>;
   using Lane = typename Stored::Lane;
 
-  const Tile& tile;
-  const Lane* b;  // the next stored row
-  const float* row[kRows];
   Vec sum[kRows][kPanels][kVecs];
 
-  RNNPACK_INLINE explicit TileSums(const Tile& of) : tile(of), b(static_cast<const Lane*>(of.b)) {
-    for (int i = 0; i < kRows; ++i) row[i] = of.a[i] + of.first_k;
+  RNNPACK_INLINE explicit TileSums(const Tile& tile) {
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kVecs; ++v) {
-        const Vec start = of.bias == nullptr ? Vec{} : load(of.bias + of.columns[p] + v * kLanes);
+        const Vec start =
+            tile.bias == nullptr ? Vec{} : load(tile.bias + tile.columns[p] + v * kLanes);
         for (int i = 0; i < kRows; ++i) sum[i][p][v] = start;
       }
     }
   }
 
-  template <int kRow>
-  RNNPACK_INLINE void add(const Lane* from, int64_t kk) {
+  // Row kRow of those in one stored row of weights, times input(i) of each row i.
+  template <int kRow, class Input>
+  RNNPACK_INLINE void add(const Lane* b, Input input) {
     Vec weights[kPanels][kVecs];
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kVecs; ++v)
-        weights[p][v] = Stored::template load_row<kRow>(from + p * kPanel + v * kLanes);
+        weights[p][v] = Stored::template load_row<kRow>(b + p * kPanel + v * kLanes);
     }
     // Row by row: one register for inputs is enough, and all sums of the tile stay in the others.
     for (int i = 0; i < kRows; ++i) {
-      const Vec input = broadcast(row[i][kk]);
+      const Vec x = broadcast(input(i));
       for (int p = 0; p < kPanels; ++p) {
-        for (int v = 0; v < kVecs; ++v) sum[i][p][v] = fma(input, weights[p][v], sum[i][p][v]);
+        for (int v = 0; v < kVecs; ++v) sum[i][p][v] = fma(x, weights[p][v], sum[i][p][v]);
       }
     }
   }
 
-  // The next stored row, which holds rows kk .. kk + kLaneRows - 1 of k, all of them real.
-  RNNPACK_INLINE void add_stored(int64_t kk) {
-    add<0>(b, kk);
-    if constexpr (kLaneRows<Weight> == 2) {
-      // Both rows of weights at once would leave too few registers for the sums: behind a pointer
-      // that the compiler does not know to be the same, the pair is loaded again, from L1.
-      const auto* again = b;
-      asm("" : "+r"(again));
-      add<1>(again, kk + 1);
-    }
-    b += tile.b_stride;
-  }
-
-  RNNPACK_INLINE void finish() const {
+  RNNPACK_INLINE void finish(const Tile& tile) const {
     for (int i = 0; i < kRows; ++i) {
       for (int p = 0; p < kPanels; ++p) {
         for (int v = 0; v < kVecs; ++v) {
@@ -93,37 +78,67 @@ struct TileSums {
 
 template <class Weight, int kRows, int kPanels>
 void gemm_tile(const Tile& tile) {
-  const Tile own = tile;  // its fields in registers, whatever is stored to c
-  TileSums<Weight, kRows, kPanels> sums(own);
+  using Sums = TileSums<Weight, kRows, kPanels>;
+  const auto* b = static_cast<const typename Sums::Lane*>(tile.b);
+  const int64_t k = tile.k, b_stride = tile.b_stride;
+  const float* row[kRows];
+  for (int i = 0; i < kRows; ++i) row[i] = tile.a[i] + tile.first_k;
+
+  Sums sums(tile);
   int64_t kk = 0;
-  for (; kk + kLaneRows<Weight> <= own.k; kk += kLaneRows<Weight>) sums.add_stored(kk);
-  if (kk < own.k) sums.template add<0>(sums.b, kk);
-  sums.finish();
+  const auto first = [&](int i) RNNPACK_INLINE_LAMBDA { return row[i][kk]; };
+  for (; kk + kLaneRows<Weight> <= k; kk += kLaneRows<Weight>) {
+    sums.template add<0>(b, first);
+    if constexpr (kLaneRows<Weight> == 2) {
+      // Both rows of weights at once would leave too few registers for the sums: behind a pointer
+      // that the compiler does not know to be the same, the pair is loaded again, from L1.
+      const auto* again = b;
+      asm("" : "+r"(again));
+      sums.template add<1>(again, [&](int i) RNNPACK_INLINE_LAMBDA { return row[i][kk + 1]; });
+    }
+    b += b_stride;
+  }
+  if (kk < k) sums.template add<0>(b, first);
+  sums.finish(tile);
 }
 
 // Streamed rows and the tile's rows in turn, in the proportion of their numbers, so that the
 // processor always has both at hand.
-template <class Weight, int kRows, int kPanels>
+template <class Weight, int kRows, int kPanels, int kStreamedPanels>
 void pipelined_tile(const Tile& tile, const Tile* streamed, int64_t count) {
   static_assert(kLaneRows<Weight> == 1);
-  const Tile own = tile;
-  TileSums<Weight, kRows, kPanels> sums(own);
+  using Sums = TileSums<Weight, kRows, kPanels>;
+  const auto* b = static_cast<const typename Sums::Lane*>(tile.b);
+  const float* a = tile.a[0] + tile.first_k * kPanel;
+  int64_t left = tile.k;
   int64_t total = 0;
   for (int64_t t = 0; t < count; ++t) total += streamed[t].k;
-  const int64_t each = own.k == 0 ? total : ceil_div(total, own.k);
-  int64_t kk = 0;
-  for (int64_t t = 0; t < count; ++t) {
-    const Tile one = streamed[t];
-    TileSums<Weight, 1, kPanels> row(one);
-    for (int64_t r = 0; r < one.k;) {
-      const int64_t end = r + each < one.k ? r + each : one.k;
-      for (; r < end; ++r) row.add_stored(r);
-      if (kk < own.k) sums.add_stored(kk++);
+  const int64_t each = left == 0 ? total : ceil_div(total, left);
+
+  Sums sums(tile);
+  const auto add_row = [&]() RNNPACK_INLINE_LAMBDA {
+    sums.template add<0>(b, [&](int i) RNNPACK_INLINE_LAMBDA { return a[i]; });
+    a += kPanel;
+    b += tile.b_stride;
+    --left;
+  };
+  for (const Tile* const end = streamed + count; streamed < end; ++streamed) {
+    TileSums<Weight, 1, kStreamedPanels> row(*streamed);
+    const auto* weights = static_cast<const typename Sums::Lane*>(streamed->b);
+    const float* input = streamed->a[0] + streamed->first_k;
+    for (int64_t rows = streamed->k; rows > 0;) {
+      const float* const last = input + (each < rows ? each : rows);
+      rows -= last - input;
+      for (; input < last; ++input) {
+        row.template add<0>(weights, [&](int) RNNPACK_INLINE_LAMBDA { return *input; });
+        weights += streamed->b_stride;
+      }
+      if (left > 0) add_row();
     }
-    row.finish();
+    row.finish(*streamed);
   }
-  for (; kk < own.k; ++kk) sums.add_stored(kk);
-  sums.finish();
+  while (left > 0) add_row();
+  sums.finish(tile);
 }
 
 // Fills one height's row of the table with tiles of 1..kPanels panels.

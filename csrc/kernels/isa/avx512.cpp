@@ -21,9 +21,12 @@ constexpr void add_shapes(GemmKernels& gemm) {
   add_tiles<Weight, 6, 4>(gemm);
   // Of 16-bit weights one row is bound by widening them, not by waiting for them.
   if constexpr (std::is_same_v<Weight, float>) {
-    gemm.pipelined_rows = 6;
-    gemm.pipelined[2] = &pipelined_tile<Weight, 6, 3>;
-    gemm.pipelined[3] = &pipelined_tile<Weight, 6, 4>;
+    gemm.pipelined_rows = 8;
+    gemm.pipelined_panels = 2;
+    gemm.pipelined[0][2] = &pipelined_tile<Weight, 8, 1, 3>;
+    gemm.pipelined[0][3] = &pipelined_tile<Weight, 8, 1, 4>;
+    gemm.pipelined[1][2] = &pipelined_tile<Weight, 8, 2, 3>;
+    gemm.pipelined[1][3] = &pipelined_tile<Weight, 8, 2, 4>;
   }
 }
 
