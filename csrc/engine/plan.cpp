@@ -16,6 +16,10 @@ constexpr int64_t kTeamWork = 400'000;
 // are 0.6 us or more.
 constexpr int64_t kBarrierWork = 12'000;
 
+// Weights that one thread has packed come from its cache to the others' at some 10 GB/s, which is
+// 25 us at hidden 128: as much as the barriers of so many steps.
+constexpr int64_t kStepsOfRowGroups = 8;
+
 int64_t step_work(const Problem& p) {
   const int64_t gates = traits(p.cell).gates * p.hidden;
   return p.rows.count * (gates * p.output_size() + p.hidden * p.projection);
@@ -43,16 +47,18 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, int max_threads, in
   Plan plan{1, 1, 1, 1, std::max<int64_t>(p.rows.steps, 1), 1};
   int threads = total_work(p) < kTeamWork ? 1 : max_threads;
 
-  // Rows first: groups of rows never wait for each other. But each reads all the weights, so it
-  // needs enough rows to compute with while they come: 2 where the recurrent ones stay in its own
-  // cache, 4 where they come from the next one, more from memory.
+  // Rows first: groups of rows never wait for each other. But each reads all the weights: that pays
+  // over several steps, and it takes enough rows to compute with while they come: 2 where the
+  // recurrent ones stay in its own cache, 4 where they come from the next one, more from memory.
   const int64_t recurrent_bytes =
       step_work(p) / std::max<int64_t>(p.rows.count, 1) * size_of(p.storage);
   const int64_t rows_wanted = recurrent_bytes <= l2_bytes / 2   ? 2
                               : recurrent_bytes <= l2_bytes * 4 ? 4
                                                                 : 16;
-  plan.row_groups = largest_divisor(
-      threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));
+  if (p.rows.steps >= kStepsOfRowGroups) {
+    plan.row_groups = largest_divisor(
+        threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));
+  }
   threads /= plan.row_groups;
 
   const int64_t group_work = step_work(p) / plan.row_groups;
