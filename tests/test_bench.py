@@ -45,6 +45,16 @@ def run_bench(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 # --- What it writes -------------------------------------------------------------------------------
 
 
+def test_results_of_several_threads_say_how_far_apart_cores_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, document = run_bench(tmp_path, "--case", "step/lstm-1x1x64", "--threads", "2")
+    assert status == 0
+    (result,) = document["results"]
+    assert 1e-9 < result["handover"] < 1.0
+    assert "from core to core" in capsys.readouterr().out
+
+
 def test_results_have_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, document = run_bench(tmp_path, "--suite", "step", "--case", "lstm-1x1x64")
     assert status == 0
@@ -59,6 +69,7 @@ def test_results_have_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(bandwidth > 1e7 for bandwidth in document["probes"]["bandwidths"])
 
     (result,) = document["results"]
+    assert result["handover"] is None  # one thread
     assert result["id"] == "step/lstm-1x1x64"
     assert result["case"]["hidden_size"] == 64
     assert not result["failed"]

@@ -172,3 +172,33 @@ double rnnpack_probe_read_bandwidth(int64_t bytes_per_thread, int32_t threads, d
   });
   return missing ? 0 : total;
 }
+
+double rnnpack_probe_handover(double seconds) {
+  constexpr int64_t kRounds = 100;   // between two looks at the clock
+  constexpr int64_t kSpins = 10000;  // then the other one may need this core
+  alignas(rnnpack::kCacheLine) std::atomic<int64_t> ball{0};
+  alignas(rnnpack::kCacheLine) std::atomic<bool> done{false};
+  const auto wait_for = [&](int64_t value) {
+    for (int64_t spins = 0; ball.load(std::memory_order_acquire) != value; ++spins) {
+      if (done.load(std::memory_order_relaxed)) return;
+      if (spins > kSpins) std::this_thread::yield();
+    }
+  };
+  std::thread other([&] {
+    for (int64_t next = 1; !done.load(std::memory_order_relaxed); next += 2) {
+      wait_for(next);
+      ball.store(next + 1, std::memory_order_release);
+    }
+  });
+  int64_t sent = 0;
+  const double answers_a_second = rate(seconds, [&] {
+    for (int64_t i = 0; i < kRounds; ++i, sent += 2) {
+      ball.store(sent + 1, std::memory_order_release);
+      wait_for(sent + 2);
+    }
+    return static_cast<double>(kRounds);
+  });
+  done = true;
+  other.join();
+  return 1 / (2 * answers_a_second);
+}

@@ -1,10 +1,10 @@
 // What the machine can do at most: the two numbers from which the benchmark computes the limit of a
-// case.
+// case, and how far apart its cores are.
 //
-// Both start `threads` threads of their own, let them go at once, and return the sum of the
-// threads' rates. They share nothing with the engine, so a mistake there cannot raise or lower the
-// bar that it is measured against. Plain C names: the benchmark finds them through ctypes, in the
-// same library that holds the engine.
+// The first two start `threads` threads of their own, let them go at once, and return the sum of
+// the threads' rates. They share nothing with the engine, so a mistake there cannot raise or lower
+// the bar that it is measured against. Plain C names: the benchmark finds them through ctypes, in
+// the same library that holds the engine.
 #pragma once
 
 #include <cstdint>
@@ -25,4 +25,9 @@ __attribute__((visibility("default"))) double rnnpack_probe_flops(int32_t thread
 __attribute__((visibility("default"))) double rnnpack_probe_read_bandwidth(int64_t bytes_per_thread,
                                                                            int32_t threads,
                                                                            double seconds);
+
+// Seconds from a write of one thread until another one sees it and its answer begins, on average
+// while two threads answer each other for `seconds`. It is what each barrier of a time step pays,
+// and on a virtual machine it changes by a factor of four as the host moves processors.
+__attribute__((visibility("default"))) double rnnpack_probe_handover(double seconds);
 }

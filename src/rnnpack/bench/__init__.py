@@ -112,6 +112,8 @@ def _run(args: argparse.Namespace, cases: list[Case]) -> int:
                 result = deployment.run_case(case, plan, tell=tell)
             else:
                 result = runner.run_case(case, plan, probes, tell=tell)
+            if library and threads > 1:
+                result.handover = limits.handover(library)
             results.append(result)
             progress.console.print(report.line(result), highlight=False, soft_wrap=True)
             progress.advance(task)

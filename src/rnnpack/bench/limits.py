@@ -63,6 +63,14 @@ def measure(library: str, threads: int, *, quick: bool = False) -> Probes:
     return Probes(threads, peak, sizes, tuple(bandwidths))
 
 
+def handover(library: str) -> float:
+    """Seconds that a write takes from one core to another, now."""
+    probe = ctypes.CDLL(str(Path(library))).rnnpack_probe_handover
+    probe.restype = ctypes.c_double
+    probe.argtypes = [ctypes.c_double]
+    return float(probe(0.002))
+
+
 @dataclass(frozen=True)
 class Limit:
     """Seconds below which a case cannot go, and the part that either resource alone would take."""

@@ -44,6 +44,7 @@ def line(result: Result) -> str:
     parts = [took] + ([f"{to_baseline} x {BASELINE}"] if to_baseline else [])
     parts += [to_best.replace(" ", " x ", 1)] if to_best and result.best_peer() != BASELINE else []
     parts += [f"{share} of the limit"] if share else []
+    parts += [f"{_time(result.handover)} from core to core"] if result.handover else []
     return f"{result.case.suite}/{name}: {', '.join(parts)}"
 
 
@@ -159,7 +160,7 @@ def _time(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds:.0f} s"
-    return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e6:.3g} us" if seconds >= 1e-6 else f"{seconds * 1e9:.0f} ns"
 
 
 def _bytes(count: float) -> str:

@@ -69,7 +69,8 @@ class Result:
     figures: by contestant. absent: by contestant, why it has no figure. errors: by contestant, the
     largest difference to torch.nn in units of torch.nn's largest value. path: what `explain` said.
     failed: whether rnnpack raised an error or computed a wrong value. compile_seconds: by
-    contestant, from its model to the first result, of those that compile.
+    contestant, from its model to the first result, of those that compile. handover: seconds from
+    core to core, measured right after the case where it ran on several threads.
     """
 
     case: Case
@@ -80,6 +81,7 @@ class Result:
     failed: bool = False
     limit: Limit | None = None
     compile_seconds: dict[str, float] = field(default_factory=dict)
+    handover: float | None = None
 
     def ratio(self, peer: str) -> float | None:
         """How many times rnnpack's figure goes into the peer's."""
