@@ -12,9 +12,17 @@ namespace {
 // they sleep, as they do between the steps of a stream in real time. 4e5 multiply-adds are 8 us or
 // more on one core.
 constexpr int64_t kTeamWork = 400'000;
-// A barrier costs about 0.3 us; a step must give each thread several times that: 2e4 multiply-adds
-// are 0.6 us or more.
-constexpr int64_t kBarrierWork = 12'000;
+// What a step's barrier costs, in multiply-adds for each ns that a line takes from core to core:
+// the barrier is four such ways, the lines of h that follow it as many, and one row makes about 30
+// multiply-adds in a ns.
+constexpr int64_t kBarrierWorkPerNs = 320;
+// Below and above these no machine's barrier decides.
+constexpr int64_t kLeastBarrierWork = 10'000, kMostBarrierWork = 1'000'000;
+
+bool worth_a_barrier(int64_t step_work, const Machine& machine) {
+  if (step_work < kLeastBarrierWork) return false;
+  return step_work >= kMostBarrierWork || step_work >= kBarrierWorkPerNs * machine.handover_ns();
+}
 
 // Weights that one thread has packed come from its cache to the others' at some 10 GB/s, which is
 // 25 us at hidden 128: as much as the barriers of so many steps.
@@ -43,18 +51,18 @@ int largest_divisor(int n, int limit) {
 
 }  // namespace
 
-Plan make_plan(const GemmKernels& kernels, const Problem& p, int max_threads, int64_t l2_bytes) {
+Plan make_plan(const GemmKernels& kernels, const Problem& p, const Machine& machine) {
   Plan plan{1, 1, 1, 1, std::max<int64_t>(p.rows.steps, 1), 1};
-  int threads = total_work(p) < kTeamWork ? 1 : max_threads;
+  int threads = total_work(p) < kTeamWork ? 1 : machine.threads;
 
   // Rows first: groups of rows never wait for each other. But each reads all the weights: that pays
   // over several steps, and it takes enough rows to compute with while they come: 2 where the
   // recurrent ones stay in its own cache, 4 where they come from the next one, more from memory.
   const int64_t recurrent_bytes =
       step_work(p) / std::max<int64_t>(p.rows.count, 1) * size_of(p.storage);
-  const int64_t rows_wanted = recurrent_bytes <= l2_bytes / 2   ? 2
-                              : recurrent_bytes <= l2_bytes * 4 ? 4
-                                                                : 16;
+  const int64_t rows_wanted = recurrent_bytes <= machine.l2_bytes / 2   ? 2
+                              : recurrent_bytes <= machine.l2_bytes * 4 ? 4
+                                                                        : 16;
   if (p.rows.steps >= kStepsOfRowGroups) {
     plan.row_groups = largest_divisor(
         threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));
@@ -71,13 +79,14 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, int max_threads, in
   }
   if (plan.lanes > threads) plan.lanes = 1;
   const int64_t blocks = p.shape(0).gates().blocks();
-  if (group_work >= kBarrierWork)
+  if (threads > plan.lanes && worth_a_barrier(group_work, machine))
     plan.unit_threads = static_cast<int>(std::min<int64_t>(threads / plan.lanes, blocks));
   plan.threads = plan.row_groups * plan.lanes * plan.unit_threads;
 
   const int64_t step_gates =
       ceil_div(p.rows.count, plan.row_groups) * p.shape(0).gates().columns() * 4;
-  plan.chunk_steps = std::clamp<int64_t>(l2_bytes / 8 / std::max<int64_t>(step_gates, 1), 1, 64);
+  plan.chunk_steps =
+      std::clamp<int64_t>(machine.l2_bytes / 8 / std::max<int64_t>(step_gates, 1), 1, 64);
   plan.chunk_steps = std::min(plan.chunk_steps, plan.segment_steps);
 
   plan.pipelined = kernels.pipelined_rows > 0 && !p.direct &&

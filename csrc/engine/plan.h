@@ -1,5 +1,5 @@
-// How a call's work is shared among threads: a pure function of the problem and the machine. It
-// changes speed, never a bit of the result.
+// How a call's work is shared among threads: a function of the problem and the machine. It changes
+// speed, never a bit of the result.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,14 @@ struct Plan {
   int64_t lag(const Problem& problem) const { return wavefront(problem) && pipelined ? 2 : 1; }
 };
 
-Plan make_plan(const GemmKernels& kernels, const Problem& problem, int max_threads,
-               int64_t l2_bytes);
+// What of the machine a plan depends on.
+struct Machine {
+  int threads;  // at most
+  int64_t l2_bytes;
+  int64_t (*handover_ns)();  // asked only where it decides
+};
+
+Plan make_plan(const GemmKernels& kernels, const Problem& problem, const Machine& machine);
 
 // The same call on one thread: what remains when the team turns out smaller than planned.
 inline Plan single_thread(const Plan& plan) {

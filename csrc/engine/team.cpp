@@ -1,5 +1,8 @@
 #include "engine/team.h"
 
+#include <algorithm>
+#include <chrono>
+
 #ifdef RNNPACK_TEAM_STD_THREAD
 #include <thread>
 #include <vector>
@@ -69,7 +72,78 @@ inline void give_way() {
 #endif
 }
 
+using Clock = std::chrono::steady_clock;
+
+int64_t ns(Clock::duration duration) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+}
+
+// Two threads answer each other; the quickest of a few rallies counts.
+struct Handover {
+  static constexpr int64_t kReturns = 8, kRallies = 4;
+  static constexpr int64_t kWaking = 5'000'000;   // ns: longer than a thread takes to wake up
+  static constexpr int64_t kAnswering = 200'000;  // ns: longer, and it is not running now, as when
+                                                  // two that wake up still share a core
+
+  alignas(kCacheLine) std::atomic<int64_t> ball{0};
+  alignas(kCacheLine) std::atomic<bool> over{false};
+  int64_t best = 0;  // 0: no rally was played to its end
+
+  static void play(void* context, int member, int size) {
+    auto& game = *static_cast<Handover*>(context);
+    if (size != 2) return;
+    if (member == 0) {
+      game.serve();
+    } else {
+      for (int64_t next = 1; game.wait_for(next, kWaking); next += 2)
+        game.ball.store(next + 1, std::memory_order_release);
+    }
+  }
+
+  void serve() {
+    int64_t sent = -1;
+    const auto answered = [&](int64_t patience) {
+      ball.store(sent += 2, std::memory_order_release);
+      return wait_for(sent + 1, patience);
+    };
+    answered(kWaking);
+    for (int64_t rally = 0; rally < kRallies && !over; ++rally) {
+      const auto start = Clock::now();
+      for (int64_t i = 0; i < kReturns && !over; ++i) answered(kAnswering);
+      const int64_t took = ns(Clock::now() - start) / (2 * kReturns);
+      if (!over) best = best == 0 ? took : std::min(best, took);
+    }
+    over = true;
+  }
+
+  // False when the game is over, or has waited for too long.
+  bool wait_for(int64_t value, int64_t patience) {
+    constexpr int kSpinsBetweenLooks = 1000;
+    const auto start = Clock::now();
+    for (int spins = 1; ball.load(std::memory_order_acquire) != value; ++spins) {
+      if (over.load(std::memory_order_relaxed)) return false;
+      if (spins % kSpinsBetweenLooks == 0 && ns(Clock::now() - start) > patience) over = true;
+    }
+    return true;
+  }
+};
+
 }  // namespace
+
+int64_t handover_ns() {
+  constexpr int64_t kLastsFor = 1'000'000'000;
+  constexpr int64_t kUsual = 100;  // until it has been measured
+  static std::atomic<int64_t> known{kUsual}, measured_at{-kLastsFor};
+  const int64_t now = ns(Clock::now().time_since_epoch());
+  int64_t last = measured_at.load(std::memory_order_relaxed);
+  // One thread measures; the others use what was known.
+  if (now - last > kLastsFor && measured_at.compare_exchange_strong(last, now)) {
+    Handover game;
+    run_team(2, &Handover::play, &game);
+    if (game.best > 0) known.store(game.best, std::memory_order_relaxed);
+  }
+  return known.load(std::memory_order_relaxed);
+}
 
 void Barrier::wait_for_others() {
   constexpr int kSpins = 2000;  // about 20 us: ten steps of a small layer

@@ -46,8 +46,7 @@ class Stream {
                        problem_.output_size()};
     const int threads = thread_limit();
     if (steps != planned_steps_ || threads != planned_threads_) {
-      plan_ =
-          make_plan(kernels().gemm[index(problem_.storage)], problem_, threads, l2_cache_bytes());
+      plan_ = make_plan(kernels().gemm[index(problem_.storage)], problem_, machine());
       const int64_t bytes = forward_scratch_bytes(problem_, plan_);
       if (bytes > scratch_bytes_) {
         scratch_ = std::make_unique<Scratch>(bytes);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/align.h"
+#include "base/cpu.h"
 #include "engine/team.h"
 #include "kernels/table.h"
 
@@ -183,6 +184,8 @@ int thread_limit() {
   TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
   return team_limit();
 }
+
+Machine machine() { return {thread_limit(), l2_cache_bytes(), &handover_ns}; }
 
 void prefer_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__)

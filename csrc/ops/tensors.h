@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "engine/plan.h"
 
 namespace rnnpack::ops {
 
@@ -127,6 +128,8 @@ class Scratch {
 // How many threads a call may use: torch's setting, which a thread that is new to torch learns by
 // this question; see team_limit.
 int thread_limit();
+// The machine as this thread may use it now.
+Machine machine();
 
 inline float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); }
 

@@ -410,6 +410,8 @@ void states_in_place(const KernelTable& table) {
 
 // --- The plan ------------------------------------------------------------------------------------
 
+int64_t near_cores() { return 50; }
+
 // What make_plan may choose: threads that are all used, within the limit; and it gives the bits of
 // one thread.
 void chosen_plans(const KernelTable& table) {
@@ -437,7 +439,8 @@ void chosen_plans(const KernelTable& table) {
                  k.text(), ": groups of ", chosen.ih_group, " and ", chosen.hh_group, " panels");
           for (const int limit : {1, 2, 3, 4, 8, 61}) {
             for (const int64_t l2 : {int64_t{1} << 12, int64_t{1} << 20}) {
-              const Plan plan = make_plan(table.gemm[0], setup.problem(none), limit, l2);
+              const Plan plan =
+                  make_plan(table.gemm[0], setup.problem(none), {limit, l2, near_cores});
               const std::string text = describe(k, plan) + ", limit " + std::to_string(limit);
               expect(plan.threads >= 1 && plan.threads <= limit, text, ": ", plan.threads,
                      " threads");
@@ -460,8 +463,8 @@ void chosen_plans(const KernelTable& table) {
           const Outputs expected = setup.run(alone(k));
           setup.set_groups(chosen.ih_group, chosen.hh_group);
           for (const int limit : {3, 8}) {
-            const Plan plan =
-                make_plan(table.gemm[0], setup.problem(none), limit, int64_t{1} << 20);
+            const Plan plan = make_plan(table.gemm[0], setup.problem(none),
+                                        {limit, int64_t{1} << 20, near_cores});
             expect(setup.run(plan).same_bits(expected), describe(k, plan),
                    ": other bits than one thread");
           }
@@ -469,6 +472,43 @@ void chosen_plans(const KernelTable& table) {
       }
     }
   }
+}
+
+// Units are shared where a step's work is worth its barrier, on this machine: nothing is asked
+// where the answer is clear.
+void barriers_that_pay(const KernelTable& table) {
+  Random random;
+  static int64_t distance;
+  static int asked;
+  const auto handover = [] {
+    ++asked;
+    return distance;
+  };
+  const auto threads = [&](int64_t hidden, int64_t ns) {
+    distance = ns;
+    const Setup setup({.cell = CellKind::kLstm,
+                       .input = 9,
+                       .hidden = hidden,
+                       .projection = 0,
+                       .layers = 1,
+                       .directions = 1,
+                       .reverse = false,
+                       .steps = 100,
+                       .count = 1},
+                      table, random);
+    const Outputs none = setup.empty_outputs();
+    return make_plan(table.gemm[0], setup.problem(none), {2, int64_t{1} << 20, handover}).threads;
+  };
+  for (const auto& [hidden, ns, expected] : {std::tuple{64, 40, 2}, std::tuple{64, 200, 1},
+                                             std::tuple{128, 200, 2}, std::tuple{128, 20'000, 1}}) {
+    asked = 0;
+    const int found = threads(hidden, ns);
+    expect(found == expected && asked == 1, "hidden ", hidden, " with cores ", ns,
+           " ns apart: ", found, " threads, asked ", asked, " times");
+  }
+  asked = 0;
+  expect(threads(16, 1) == 1 && threads(512, 20'000) == 2 && asked == 0,
+         "the distance of cores was asked for where it decides nothing");
 }
 
 // Calls from the members of another team: theirs may turn out smaller than planned, and the bits
@@ -514,6 +554,7 @@ int main() {
   states_in_place(*all.back());
   pipelined_plans(*all.back());
   chosen_plans(*all.back());
+  barriers_that_pay(*all.back());
   nested_calls(*all.back());
   return report("test_engine");
 }

@@ -133,6 +133,15 @@ void teams_side_by_side() {
   }
 }
 
+// Known at once when it is asked for again; within what a machine can take.
+void distance_of_cores() {
+  const int64_t first = handover_ns();
+  expect(first > 0 && first <= 1'000'000, "a line takes ", first, " ns from core to core");
+  expect(handover_ns() == first, "measured again within a second");
+  // Inside another team there is nobody to measure with, and nobody waits for them.
+  run_team(2, [](void*, int, int) { handover_ns(); }, nullptr);
+}
+
 }  // namespace
 }  // namespace rnnpack::check
 
@@ -153,5 +162,6 @@ int main() {
   Barrier alone;
   alone.reset(1);
   for (int i = 0; i < 3; ++i) alone.wait();  // returns: there is nobody to wait for
+  distance_of_cores();
   return report("test_team");
 }
