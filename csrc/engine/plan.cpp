@@ -69,17 +69,20 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, const Machine& mach
   }
   threads /= plan.row_groups;
 
-  const int64_t group_work = step_work(p) / plan.row_groups;
-  if (threads > 1 && p.directions == 2) {
+  // Directions and layers side by side where the weights of one stay in the cache of its one
+  // thread. Larger ones are better shared, half of them in each cache, one direction or layer at a
+  // time.
+  const bool lanes_fit = recurrent_bytes <= machine.l2_bytes / 4 * 3;
+  if (threads > 1 && lanes_fit && p.directions == 2) {
     plan.lanes = 2;
-  } else if (threads > 1 && p.layers > 1 && p.rows.steps >= 16) {
+  } else if (threads > 1 && lanes_fit && p.layers > 1 && p.rows.steps >= 16) {
     // A wavefront only where all lanes get the same number of layers.
     plan.lanes = largest_divisor(static_cast<int>(p.layers), threads);
     if (plan.lanes > 1) plan.segment_steps = std::clamp<int64_t>(p.rows.steps / 16, 4, 64);
   }
   if (plan.lanes > threads) plan.lanes = 1;
   const int64_t blocks = p.shape(0).gates().blocks();
-  if (threads > plan.lanes && worth_a_barrier(group_work, machine))
+  if (threads > plan.lanes && worth_a_barrier(step_work(p) / plan.row_groups, machine))
     plan.unit_threads = static_cast<int>(std::min<int64_t>(threads / plan.lanes, blocks));
   plan.threads = plan.row_groups * plan.lanes * plan.unit_threads;
 
