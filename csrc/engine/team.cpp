@@ -36,8 +36,14 @@ void run_team(int threads, TeamBody body, void* context) {
     body(context, 0, 1);
     return;
   }
-#pragma omp parallel num_threads(threads)
-  body(context, omp_get_thread_num(), omp_get_num_threads());
+  // As many as torch's own parallel regions have, of which the surplus goes home at once: libgomp
+  // ends threads that a smaller team leaves over, and the next larger one has to start them anew.
+  const int all = std::max(threads, omp_get_max_threads());
+#pragma omp parallel num_threads(all)
+  {
+    const int size = std::min(threads, omp_get_num_threads());
+    if (omp_get_thread_num() < size) body(context, omp_get_thread_num(), size);
+  }
 }
 
 namespace {
@@ -91,7 +97,7 @@ struct Handover {
 
   static void play(void* context, int member, int size) {
     auto& game = *static_cast<Handover*>(context);
-    if (size != 2) return;
+    if (size < 2 || member > 1) return;
     if (member == 0) {
       game.serve();
     } else {

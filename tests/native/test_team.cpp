@@ -2,6 +2,13 @@
 // within teams and beyond the cores work. Memory that members share is plain on purpose:
 // ThreadSanitizer sees whether the barrier orders it.
 #include <algorithm>
+#include <filesystem>
+#include <set>
+#include <string>
+
+#ifndef RNNPACK_TEAM_STD_THREAD
+#include <omp.h>
+#endif
 
 #include "check.h"
 #include "engine/team.h"
@@ -133,6 +140,32 @@ void teams_side_by_side() {
   }
 }
 
+#if !defined(RNNPACK_TEAM_STD_THREAD) && defined(__linux__)
+std::set<std::string> threads_of_this_process() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+    names.insert(entry.path().filename());
+  return names;
+}
+
+// Small teams between large ones cost no thread: those left over are there for the next one.
+void threads_stay() {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(4);
+  const auto nothing = [](void*, int, int) {};
+  run_team(4, nothing, nullptr);
+  const auto threads = threads_of_this_process();
+  for (int round = 0; round < 5; ++round) {
+    run_team(2, nothing, nullptr);
+    run_team(4, nothing, nullptr);
+    expect(threads_of_this_process() == threads, "a team of 2 ended threads of a team of 4");
+  }
+  omp_set_num_threads(before);
+}
+#else
+void threads_stay() {}  // each team starts threads of its own here
+#endif
+
 // Known at once when it is asked for again; within what a machine can take.
 void distance_of_cores() {
   const int64_t first = handover_ns();
@@ -163,5 +196,6 @@ int main() {
   alone.reset(1);
   for (int i = 0; i < 3; ++i) alone.wait();  // returns: there is nobody to wait for
   distance_of_cores();
+  threads_stay();
   return report("test_team");
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+import time
 from pathlib import Path
 
 from rnnpack.bench.cases import SUITES, Case, select
@@ -113,6 +114,7 @@ def _run(args: argparse.Namespace, cases: list[Case]) -> int:
             else:
                 result = runner.run_case(case, plan, probes, tell=tell)
             if library and threads > 1:
+                time.sleep(plan.pause)  # idle threads that still spin would be in the way
                 result.handover = limits.handover(library)
             results.append(result)
             progress.console.print(report.line(result), highlight=False, soft_wrap=True)
