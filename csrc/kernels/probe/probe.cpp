@@ -1,9 +1,11 @@
 #include "kernels/probe/probe.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -190,15 +192,21 @@ double rnnpack_probe_handover(double seconds) {
       ball.store(next + 1, std::memory_order_release);
     }
   });
+  // The quickest round of many counts: threads that are new may share a core until the system's
+  // balancing parts them, which takes some of its 4 ms ticks.
   int64_t sent = 0;
-  const double answers_a_second = rate(seconds, [&] {
+  double best = std::numeric_limits<double>::infinity();
+  const auto begin = Clock::now();
+  for (auto start = begin; std::chrono::duration<double>(start - begin).count() < seconds;) {
     for (int64_t i = 0; i < kRounds; ++i, sent += 2) {
       ball.store(sent + 1, std::memory_order_release);
       wait_for(sent + 2);
     }
-    return static_cast<double>(kRounds);
-  });
+    const auto end = Clock::now();
+    best = std::min(best, std::chrono::duration<double>(end - start).count());
+    start = end;
+  }
   done = true;
   other.join();
-  return 1 / (2 * answers_a_second);
+  return best / (2 * kRounds);
 }

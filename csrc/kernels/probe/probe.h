@@ -26,8 +26,8 @@ __attribute__((visibility("default"))) double rnnpack_probe_read_bandwidth(int64
                                                                            int32_t threads,
                                                                            double seconds);
 
-// Seconds from a write of one thread until another one sees it and its answer begins, on average
-// while two threads answer each other for `seconds`. It is what each barrier of a time step pays,
+// Seconds from a write of one thread until another one sees it, in the quickest of the rounds that
+// two threads play for `seconds`. It is what each barrier of a time step pays,
 // and on a virtual machine it changes by a factor of four as the host moves processors.
 __attribute__((visibility("default"))) double rnnpack_probe_handover(double seconds);
 }

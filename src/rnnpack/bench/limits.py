@@ -68,7 +68,7 @@ def handover(library: str) -> float:
     probe = ctypes.CDLL(str(Path(library))).rnnpack_probe_handover
     probe.restype = ctypes.c_double
     probe.argtypes = [ctypes.c_double]
-    return float(probe(0.002))
+    return float(probe(0.02))
 
 
 @dataclass(frozen=True)
