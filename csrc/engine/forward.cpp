@@ -222,7 +222,7 @@ class Member {
   void make_pipelined_tiles() {
     const auto make = [](const Product& product, int64_t width, Tiles& tiles) {
       tiles.count = tile_count(product, width);
-      make_tiles(product, width, const_cast<Tile*>(tiles.first));
+      make_tiles(product, width, tiles.first);
     };
     for (int64_t i = 0; i < p_.layers * p_.directions; ++i) {
       const LayerShape shape = p_.shape(i / p_.directions);
@@ -311,8 +311,9 @@ class Member {
         started = end;
       }
       const int64_t next_end = std::min(end + plan_.chunk_steps, ready);
-      const bool ahead = plan_.pipelined && end < next_end && active_in(end, next_end) &&
-                         next_end - end == pass_.gemm().pipelined_rows;
+      // Whole tiles only, of a row that still runs at all of their steps.
+      const bool ahead = plan_.pipelined && next_end - end == pass_.gemm().pipelined_rows &&
+                         pass_.set.active_at(p_.rows, next_end - 1) == 1;
       if (ahead) {
         gather(layer, end, next_end, mine_.next);
         pack_next_rows(layer.shape.input);
@@ -337,11 +338,6 @@ class Member {
     std::copy_n(mine_.next.input, pass_.gemm().pipelined_rows, rows);
     constexpr int kFloats = index(DType::kFloat);
     pass_.kernels.pack_rows[kFloats][kFloats](features, rows, mine_.next_rows[0], kPanel);
-  }
-
-  // Whether the one row of a pipelined plan still runs at all of these steps.
-  bool active_in(int64_t first, int64_t last) const {
-    return first < last && pass_.set.active_at(p_.rows, last - 1) == 1;
   }
 
   // part of parts: of the next chunk's input product, where it is computed ahead.

@@ -17,8 +17,8 @@ namespace rnnpack {
 using TeamBody = void (*)(void* context, int member, int size);
 void run_team(int threads, TeamBody body, void* context);
 
-// Nanoseconds from a write of one thread until another one sees it: some 50 within a cluster of
-// cores, 200 from one to the next. Measured when it is asked for, with a team of two and in some 10
+// Nanoseconds from a write of one thread until another one sees it: some 40 within a cluster of
+// cores, 150 from one to the next. Measured when it is asked for, with a team of two and in some 10
 // us, but not more than once a second: a virtual machine's processors move.
 int64_t handover_ns();
 

@@ -55,6 +55,21 @@ class Groups {
   const int64_t first_, count_;
 };
 
+// body(tile) for every tile of all rows, at most `width` panels wide, in the order of make_tiles.
+template <class Body>
+void for_each_tile(const Product& product, int64_t width, const Body& body) {
+  const Groups groups(product);
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    const int64_t panels = groups.panels(g);
+    for (int64_t done = 0; done < panels; done += width) {
+      Tile tile = groups.tile(g, done, std::min(width, panels - done));
+      do {
+        body(tile);
+      } while (groups.next_sum(tile));
+    }
+  }
+}
+
 void run(const GemmKernels& kernels, int64_t rows, const Tile& tile) {
   kernels.tile[rows - 1][tile.panels - 1](tile);
 }
@@ -70,44 +85,26 @@ void multiply(const GemmKernels& kernels, const Product& product) {
   const int64_t width = kernels.panels[height + (taller > 0 ? 1 : 0) - 1];
 
   // Panels outside, rows inside: a panel is read from L2 once and from L1 by every further tile.
-  const Groups groups(product);
-  for (int64_t g = 0; g < groups.count(); ++g) {
-    const int64_t panels = groups.panels(g);
-    for (int64_t done = 0; done < panels; done += width) {
-      Tile tile = groups.tile(g, done, std::min(width, panels - done));
-      do {
-        tile.a = product.a;
-        tile.c = product.c;
-        for (int64_t t = 0; t < heights; ++t) {
-          const int64_t rows = height + (t < taller ? 1 : 0);
-          run(kernels, rows, tile);
-          tile.a += rows;
-          tile.c += rows;
-        }
-      } while (groups.next_sum(tile));
+  for_each_tile(product, width, [&](Tile& tile) {
+    for (int64_t t = 0; t < heights; ++t) {
+      const int64_t rows = height + (t < taller ? 1 : 0);
+      run(kernels, rows, tile);
+      tile.a += rows;
+      tile.c += rows;
     }
-  }
+    tile.a = product.a;
+    tile.c = product.c;
+  });
 }
 
 int64_t tile_count(const Product& product, int64_t width) {
-  const Groups groups(product);
-  const int64_t sums = std::max<int64_t>(ceil_div(product.k, kLongestSum), 1);
   int64_t count = 0;
-  for (int64_t g = 0; g < groups.count(); ++g) count += ceil_div(groups.panels(g), width) * sums;
+  for_each_tile(product, width, [&](const Tile&) { ++count; });
   return count;
 }
 
 void make_tiles(const Product& product, int64_t width, Tile* tiles) {
-  const Groups groups(product);
-  for (int64_t g = 0; g < groups.count(); ++g) {
-    const int64_t panels = groups.panels(g);
-    for (int64_t done = 0; done < panels; done += width) {
-      Tile tile = groups.tile(g, done, std::min(width, panels - done));
-      do {
-        *tiles++ = tile;
-      } while (groups.next_sum(tile));
-    }
-  }
+  for_each_tile(product, width, [&](const Tile& tile) { *tiles++ = tile; });
 }
 
 void multiply_pipelined(const GemmKernels& kernels, const Tiles& streamed, const Tiles& computed) {

@@ -80,7 +80,7 @@ void make_tiles(const Product& product, int64_t width, Tile* tiles);
 
 // Tiles made beforehand, to be run again and again as what a and c point to changes.
 struct Tiles {
-  const Tile* first;
+  Tile* first;
   int64_t count;
 };
 

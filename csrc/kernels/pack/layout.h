@@ -70,10 +70,6 @@ struct PanelMap {
   int32_t tail_offset[kMaxSlots];  // the same for the last block when it is not full
   int64_t tail_column;
 
-  constexpr int64_t column(int64_t p) const {
-    if (p >= full_panels) return tail_column + tail_offset[p - full_panels];
-    return (p / per_block) * block_columns + offset[p % per_block];
-  }
   // The columns of panels p .. p + run - 1.
   constexpr void columns(int64_t p, int64_t run, int64_t* out) const {
     int64_t block = p / per_block, place = p - block * per_block;
@@ -85,6 +81,11 @@ struct PanelMap {
         ++block;
       }
     }
+  }
+  constexpr int64_t column(int64_t p) const {
+    int64_t found = 0;
+    columns(p, 1, &found);
+    return found;
   }
   // Rows that k rows take, and the bytes of one of the 16 lanes of a row.
   constexpr int64_t stored_rows(int64_t k) const {
