@@ -25,11 +25,29 @@ WeightTensors unpack_list(const std::vector<Tensor>& weights, size_t first, size
   return tensors;
 }
 
+// The weights of one layer and direction, checked; storage: the type in which a call with this
+// input multiplies them.
+LayerShape load_weights(CellKind kind, const Tensor& input, const std::vector<Tensor>& weights,
+                        size_t first, size_t each, Dense& dense, LayerWeights& loaded) {
+  LayerShape shape{};
+  if (each == 1) {
+    shape = packed_shape(weights[first]);
+    RNNPACK_CHECK(shape.cell == kind, "packed weights are of another cell");
+    loaded.packed = packed_panels(weights[first].data_ptr());
+  } else {
+    const WeightTensors tensors = unpack_list(weights, first, each);
+    shape = check_weights(kind, tensors);
+    shape.storage = check_storage(input, *tensors.weight_ih);
+    loaded = plain_weights(tensors, dense);
+  }
+  return shape;
+}
+
 void check_state(const std::optional<Tensor>& state, const char* name, ScalarType dtype,
-                 int64_t stacks, int64_t rows, int64_t width) {
+                 std::initializer_list<int64_t> sizes) {
   if (!state) return;
-  check_tensor(*state, name, dtype, 3);
-  check_sizes(*state, name, {stacks, rows, width});
+  check_tensor(*state, name, dtype, static_cast<int64_t>(sizes.size()));
+  check_sizes(*state, name, sizes);
 }
 
 void run(Problem& problem) {
@@ -68,24 +86,14 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
   problem.projection = proj_size;
   problem.layers = layers;
   problem.directions = directions;
-  problem.storage = each == 1 ? packed_shape(weights[0]).storage : check_storage(input, weights[0]);
-  std::vector<LayerWeights> layer_weights;
+  std::vector<LayerWeights> layer_weights(static_cast<size_t>(stacks));
   for (int64_t i = 0; i < stacks; ++i) {
-    const size_t first = static_cast<size_t>(i) * each;
-    LayerShape shape{};
-    if (each == 1) {
-      shape = packed_shape(weights[first]);
-      RNNPACK_CHECK(shape.cell == kind, "packed weights of layer ", i / directions,
-                    " are of another cell");
-      RNNPACK_CHECK(shape.storage == problem.storage, "packed weights of layer ", i / directions,
-                    " are kept in another dtype than those of layer 0; pack all layers in one");
-      layer_weights.emplace_back().packed = packed_panels(weights[first].data_ptr());
-    } else {
-      const WeightTensors tensors = unpack_list(weights, first, each);
-      shape = check_weights(kind, tensors);
-      check_storage(input, *tensors.weight_ih);
-      layer_weights.push_back(plain_weights(tensors, dense));
-    }
+    const auto at = static_cast<size_t>(i);
+    const LayerShape shape =
+        load_weights(kind, input, weights, at * each, each, dense, layer_weights[at]);
+    if (i == 0) problem.storage = shape.storage;
+    RNNPACK_CHECK(shape.storage == problem.storage, "packed weights of layer ", i / directions,
+                  " are kept in another dtype than those of layer 0; pack all layers in one");
     if (i == 0) problem.input_size = shape.input;
     const LayerShape expected = problem.shape(i / directions);
     RNNPACK_CHECK(shape.input == expected.input && shape.hidden == expected.hidden &&
@@ -96,15 +104,15 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
                   shape.projection);
   }
   const Tensor& dense_input = dense.floats(input);
-  const ScalarType dtype = input.scalar_type();
+  const ScalarType dtype = type_of(input);
   const int64_t features = input.size(input.dim() - 1);
   RNNPACK_CHECK(features == problem.input_size, "input must have ", problem.input_size,
                 " features, got ", features);
 
   const int64_t rows = sequence.rows().count;
   const bool has_cell_state = traits(kind).has_cell_state;
-  check_state(h_0, "h_0", dtype, stacks, rows, problem.output_size());
-  check_state(c_0, "c_0", dtype, stacks, rows, problem.hidden);
+  check_state(h_0, "h_0", dtype, {stacks, rows, problem.output_size()});
+  check_state(c_0, "c_0", dtype, {stacks, rows, problem.hidden});
   RNNPACK_CHECK(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
 
   Result output(sequence.empty_like_input(directions * problem.output_size(), dtype));
@@ -125,36 +133,33 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
   return {output.take(), h_n.take(), c_n.take()};
 }
 
-std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0,
-                                const std::optional<Tensor>& c_0, const Tensor& weight_ih,
-                                const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
-                                const std::optional<Tensor>& bias_hh, int64_t cell) {
+std::tuple<Tensor, std::optional<Tensor>> cell(const Tensor& input,
+                                               const std::optional<Tensor>& h_0,
+                                               const std::optional<Tensor>& c_0,
+                                               const std::vector<Tensor>& weights, int64_t cell) {
   const CellKind kind = cell_kind(cell);
   const bool has_cell_state = traits(kind).has_cell_state;
-  const auto pointer = [](const std::optional<Tensor>& tensor) {
-    return tensor ? &*tensor : nullptr;
-  };
-  const WeightTensors tensors{&weight_ih, &weight_hh, pointer(bias_ih), pointer(bias_hh), nullptr};
-  const LayerShape shape = check_weights(kind, tensors);
+  RNNPACK_CHECK(weights.size() == 1 || weights.size() == 2 || weights.size() == 4,
+                "expected 1, 2 or 4 weights of a cell, got ", weights.size());
   check_floating(input, "input", 2);
-  const ScalarType dtype = input.scalar_type();
-  check_sizes(input, "input", {input.size(0), shape.input});
-  RNNPACK_CHECK(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
-  const int64_t rows = input.size(0);
-  for (const auto& [state, name] :
-       {std::pair{pointer(h_0), "h_0"}, std::pair{pointer(c_0), "c_0"}}) {
-    if (state == nullptr) continue;
-    check_tensor(*state, name, dtype, 2);
-    check_sizes(*state, name, {rows, shape.hidden});
-  }
-
   Dense dense;
-  const LayerWeights weights = plain_weights(tensors, dense);
+  LayerWeights layer_weights{};
+  const LayerShape shape =
+      load_weights(kind, input, weights, 0, weights.size(), dense, layer_weights);
+  RNNPACK_CHECK(shape.projection == 0, "packed weights of a cell must be without a projection");
+  const ScalarType dtype = type_of(input);
+  const int64_t rows = input.size(0);
+  check_sizes(input, "input", {rows, shape.input});
+  RNNPACK_CHECK(has_cell_state || !c_0, "only an LSTM has a cell state (c_0)");
+  check_state(h_0, "h_0", dtype, {rows, shape.hidden});
+  check_state(c_0, "c_0", dtype, {rows, shape.hidden});
+
   const Tensor& dense_input = dense.floats(input);
   Result h({rows, shape.hidden}, dtype);
-  Result c(has_cell_state ? empty({rows, shape.hidden}, dtype) : empty({0}, dtype));
+  std::optional<Result> c;
+  if (has_cell_state) c.emplace({rows, shape.hidden}, dtype);
   Problem problem{};
-  problem.storage = check_storage(input, weight_ih);
+  problem.storage = shape.storage;
   problem.cell = kind;
   problem.input_size = shape.input;
   problem.hidden = shape.hidden;
@@ -162,15 +167,15 @@ std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>
   problem.directions = 1;
   problem.rows.steps = 1;
   problem.rows.count = rows;
-  problem.direct = is_direct(rows);
+  problem.direct = layer_weights.packed == nullptr && is_direct(rows);
   problem.input = {floats(dense_input), 0, dense_input.stride(0)};
   problem.output = {h.data(), 0, shape.hidden};
-  problem.weights = &weights;
+  problem.weights = &layer_weights;
   problem.h_0 = dense.state(h_0);
   problem.c_0 = dense.state(c_0);
-  problem.c_n = has_cell_state ? c.data() : nullptr;
+  problem.c_n = c ? c->data() : nullptr;
   run(problem);
-  return {h.take(), c.take()};
+  return {h.take(), c ? std::optional(c->take()) : std::nullopt};
 }
 
 }  // namespace rnnpack::ops

@@ -20,14 +20,14 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
                                          int64_t layers, int64_t hidden_size, int64_t proj_size,
                                          bool bidirectional, bool batch_first);
 
-// Op: one step of one layer, as a cell module takes it: input [N, F], states [N, .]. Returns (h,
-// c); c is empty without a cell state. Dtypes as for `infer`.
-std::tuple<Tensor, Tensor> cell(const Tensor& input, const std::optional<Tensor>& h_0,
-                                const std::optional<Tensor>& c_0, const Tensor& weight_ih,
-                                const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
-                                const std::optional<Tensor>& bias_hh, int64_t cell);
+// One step of one layer, as a cell module takes it: input [N, F], states [N, .]; weights as for one
+// layer of `infer`. Returns (h, c), c absent without a cell state. Called by handle alone, calls.h.
+std::tuple<Tensor, std::optional<Tensor>> cell(const Tensor& input,
+                                               const std::optional<Tensor>& h_0,
+                                               const std::optional<Tensor>& c_0,
+                                               const std::vector<Tensor>& weights, int64_t cell);
 
-// Op: whether `infer` multiplies with plain weights as they are (rows = steps * batch) instead of
+// Whether `infer` multiplies with plain weights as they are (rows = steps * batch) instead of
 // packing them in the call.
 bool is_direct(int64_t rows);
 

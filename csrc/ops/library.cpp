@@ -21,10 +21,6 @@ STABLE_TORCH_LIBRARY(rnnpack, m) {
       "int num_layers, int hidden_size, int proj_size, bool bidirectional, bool batch_first) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
-      "cell(Tensor input, Tensor? h_0, Tensor? c_0, Tensor weight_ih, Tensor weight_hh, Tensor? "
-      "bias_ih, Tensor? bias_hh, "
-      "int cell) -> (Tensor, Tensor)");
-  m.def(
       "train(Tensor input, Tensor? h_0, Tensor? c_0, Tensor weight_ih, Tensor weight_hh, Tensor? "
       "bias_ih, Tensor? bias_hh, "
       "Tensor? weight_hr, Tensor? lengths, Tensor? batch_sizes, int cell, bool reverse, bool "
@@ -44,7 +40,6 @@ STABLE_TORCH_LIBRARY_IMPL(rnnpack, CPU, m) {
   m.impl("pack", TORCH_BOX(&pack));
   m.impl("check_packed", TORCH_BOX(&check_packed));
   m.impl("infer", TORCH_BOX(&infer));
-  m.impl("cell", TORCH_BOX(&cell));
   m.impl("train", TORCH_BOX(&train));
   m.impl("train_backward", TORCH_BOX(&train_backward));
 }

@@ -50,7 +50,7 @@ PackedHeader header_of(const void* packed) {
 
 }  // namespace
 
-bool is_packed(const Tensor& tensor) { return tensor.scalar_type() == ScalarType::Byte; }
+bool is_packed(const Tensor& tensor) { return type_of(tensor) == ScalarType::Byte; }
 
 LayerShape packed_shape(const Tensor& packed) {
   check_tensor(packed, "packed weights", ScalarType::Byte, 1);

@@ -23,6 +23,27 @@ class Stream {
     problem_.weights = weights_.data();
   }
 
+  int64_t work(const Tensor& input) const {
+    int64_t elements = 0;
+    for (int64_t layer = 0; layer < problem_.layers; ++layer)
+      elements += problem_.shape(layer).packed_bytes() / static_cast<int64_t>(sizeof(float));
+    return input.numel() / problem_.input_size * elements;
+  }
+
+  // As run_stream.
+  Tensor run(const Tensor& input, int64_t dim) {
+    check_floating(input, "input", dim);
+    const int64_t steps = dim == 2 ? 1 : input.size(0), rows = problem_.rows.count;
+    RNNPACK_CHECK(dtype_of(input) == dtype_ && input.is_contiguous() &&
+                      input.size(dim - 2) == rows && input.size(dim - 1) == problem_.input_size,
+                  "input is not as this stream takes it");
+    const int64_t width = problem_.output_size();
+    Tensor output = dim == 2 ? empty({rows, width}, type_of(input))
+                             : empty({steps, rows, width}, type_of(input));
+    if (steps > 0) run(steps, input.data_ptr(), output.data_ptr());
+    return output;
+  }
+
   void run(int64_t steps, const void* input, void* output) {
     if (dtype_ == DType::kFloat) {
       run_floats(steps, static_cast<const float*>(input), static_cast<float*>(output));
@@ -70,6 +91,14 @@ class Stream {
 };
 
 }  // namespace
+
+Tensor run_stream(void* stream, const Tensor& input, int64_t dim) {
+  return static_cast<Stream*>(stream)->run(input, dim);
+}
+
+int64_t stream_work(const void* stream, const Tensor& input) {
+  return static_cast<const Stream*>(stream)->work(input);
+}
 
 }  // namespace rnnpack::ops
 

@@ -6,6 +6,18 @@
 
 #include <cstdint>
 
+#include "ops/tensors.h"
+
+namespace rnnpack::ops {
+
+// input: [N, F] if dim is 2, one step, or [L, N, F] if it is 3; dense, of the stream's dtype, or
+// the call fails. Returns the output. stream: from rnnpack_stream_new.
+Tensor run_stream(void* stream, const Tensor& input, int64_t dim);
+// About how many multiply-adds that takes.
+int64_t stream_work(const void* stream, const Tensor& input);
+
+}  // namespace rnnpack::ops
+
 extern "C" {
 
 // A stack of unidirectional layers for a fixed batch. dtype (DType): of input and output. packed:

@@ -45,6 +45,13 @@ const char* dtype_name(ScalarType type) {
   }
 }
 
+ScalarType type_of(const Tensor& tensor) {
+  static const int32_t float_code = aoti_torch_dtype_float32();
+  int32_t code = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
+  return code == float_code ? ScalarType::Float : tensor.scalar_type();
+}
+
 std::string shape_text(const Tensor& tensor) {
   std::ostringstream text;
   text << "[";
@@ -106,15 +113,15 @@ void check_memory(const Tensor& tensor, const char* name) {
 
 void check_tensor(const Tensor& tensor, const char* name, ScalarType dtype, int64_t dim) {
   RNNPACK_CHECK(tensor.is_cpu(), name, " must be a CPU tensor");
-  RNNPACK_CHECK(tensor.scalar_type() == dtype, name, " must be ", dtype_name(dtype), ", got ",
-                dtype_name(tensor.scalar_type()));
+  RNNPACK_CHECK(type_of(tensor) == dtype, name, " must be ", dtype_name(dtype), ", got ",
+                dtype_name(type_of(tensor)));
   RNNPACK_CHECK(tensor.dim() == dim, name, " must have ", dim, " dimensions, got shape ",
                 shape_text(tensor));
   check_memory(tensor, name);
 }
 
 void check_floating(const Tensor& tensor, const char* name, int64_t dim) {
-  const ScalarType dtype = tensor.scalar_type();
+  const ScalarType dtype = type_of(tensor);
   RNNPACK_CHECK(
       dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
       name, " must be float32, bfloat16 or float16, got ", dtype_name(dtype));
@@ -152,7 +159,7 @@ const Tensor& Dense::rows(const Tensor& tensor) {
 }
 
 const Tensor& Dense::floats(const Tensor& tensor) {
-  if (tensor.scalar_type() == ScalarType::Float) return rows(tensor);
+  if (type_of(tensor) == ScalarType::Float) return rows(tensor);
   const Tensor& dense = whole(tensor);
   Tensor copy = empty_like(tensor, ScalarType::Float);
   kernels().to_floats[index(dtype_of(dense))](dense.numel(), dense.data_ptr(), ops::floats(copy));
@@ -168,7 +175,7 @@ const float* Dense::state(const std::optional<Tensor>& tensor) {
 }
 
 Result::Result(const Tensor& tensor) : tensor_(tensor) {
-  if (tensor.scalar_type() != ScalarType::Float) floats_ = empty_like(tensor, ScalarType::Float);
+  if (type_of(tensor) != ScalarType::Float) floats_ = empty_like(tensor, ScalarType::Float);
 }
 
 const Tensor& Result::take() {

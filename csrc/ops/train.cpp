@@ -175,7 +175,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
                 "a gradient of an initial state is wanted that is not there");
   RNNPACK_CHECK(!wants(7) || shape.projection > 0,
                 "a gradient of weight_hr is wanted, but there is no projection");
-  const ScalarType weight_dtype = weight_ih.scalar_type();
+  const ScalarType weight_dtype = type_of(weight_ih);
   const auto weight_gradient = [&](int i, std::initializer_list<int64_t> sizes) {
     return Result(wants(i) ? empty(sizes, weight_dtype) : empty({0}, weight_dtype));
   };

@@ -9,7 +9,7 @@ CellKind cell_kind(int64_t cell) {
 }
 
 LayerShape check_weights(CellKind cell, const WeightTensors& t) {
-  const ScalarType dtype = t.weight_ih->scalar_type();
+  const ScalarType dtype = type_of(*t.weight_ih);
   check_floating(*t.weight_ih, "weight_ih", 2);
   check_tensor(*t.weight_hh, "weight_hh", dtype, 2);
   const int64_t gates = traits(cell).gates;
@@ -38,7 +38,7 @@ LayerShape check_weights(CellKind cell, const WeightTensors& t) {
 }
 
 DType panels_type(const Tensor& weight, std::optional<ScalarType> dtype) {
-  const ScalarType own = weight.scalar_type(), type = dtype.value_or(own);
+  const ScalarType own = type_of(weight), type = dtype.value_or(own);
   RNNPACK_CHECK(type == own || (own == ScalarType::Float &&
                                 (type == ScalarType::BFloat16 || type == ScalarType::Half)),
                 "weights of ", dtype_name(own), " cannot be kept in ", dtype_name(type),
@@ -47,10 +47,10 @@ DType panels_type(const Tensor& weight, std::optional<ScalarType> dtype) {
 }
 
 DType check_storage(const Tensor& input, const Tensor& weight) {
-  RNNPACK_CHECK(
-      weight.scalar_type() == input.scalar_type() || weight.scalar_type() == ScalarType::Float,
-      "weights must be ", dtype_name(input.scalar_type()),
-      " as the input is, or float32 to be rounded to it; got ", dtype_name(weight.scalar_type()));
+  RNNPACK_CHECK(type_of(weight) == type_of(input) || type_of(weight) == ScalarType::Float,
+                "weights must be ", dtype_name(type_of(input)),
+                " as the input is, or float32 to be rounded to it; got ",
+                dtype_name(type_of(weight)));
   return dtype_of(input);
 }
 

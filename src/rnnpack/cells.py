@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.modules.rnn import RNNCellBase
 
-from rnnpack import functional, ops
+from rnnpack import functional
 from rnnpack.derived import copyable_state, deep_copy
 from rnnpack.functional import Call, Path, cell_call
-from rnnpack.ops import CELL_INDEX
+from rnnpack.ops import CELL_INDEX, calls
 
 _UNBATCHED, _BATCHED = 1, 2  # dimensions of the input
-_LSTM = CELL_INDEX["lstm"]
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
@@ -35,8 +35,9 @@ class Cell(RNNCellBase):
             RuntimeError: sizes.
             TypeError: kind of an argument.
         """
-        if functional.op_may_run_at_once(input) and input.dim() == _BATCHED:
-            result = self._run_op(input, hx)
+        if not is_compiling():
+            names = _NAMES if self.bias else _NAMES[:2]
+            result = self._call_at_once(input, hx, self._parameters, names)
             if result is not None:
                 return result
         output, _, c_n = functional.run(self._call(input, hx))
@@ -56,33 +57,14 @@ class Cell(RNNCellBase):
         """The path that `forward` takes for these arguments, and why."""
         return functional.explain(self._call(input, hx))
 
-    def _run_op(self, input: Tensor, hx: Any) -> Any:
-        """The short way for the commonest call; None where the op refuses: `forward` says why."""
-        weights = self._weights()
-        if input.dtype is not self._dtype(weights):
-            return None  # the op would round float32 weights to it, as under autocast
-        cell = CELL_INDEX[self._cell()]
-        has_cell_state = cell == _LSTM
-        try:
-            h_0, c_0 = functional.states_of(hx, has_cell_state=has_cell_state)
-            if len(weights) == 1:  # packed
-                h, c = self._run_packed(cell, input, h_0, c_0, weights)
-            else:
-                bias = weights[2:] or (None, None)
-                h, c = ops.cell_at_once(input, h_0, c_0, weights[0], weights[1], *bias, cell)
-        except (RuntimeError, TypeError, ValueError, AttributeError):
-            return None
-        return (h, c) if has_cell_state else h
+    def _call_at_once(
+        self, input: Tensor, hx: Any, home: dict[str, Any], names: tuple[str, ...]
+    ) -> Any:
+        """The short way of the commonest call, eager and without gradients; None: the long way.
 
-    def _run_packed(
-        self, cell: int, input: Tensor, h_0: Any, c_0: Any, weights: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        states = [None if state is None else state.unsqueeze(0) for state in (h_0, c_0)]
-        sizes = (1, self.hidden_size, 0)
-        output, _, c_n = ops.infer_at_once(
-            input.unsqueeze(0), *states, weights, None, None, cell, *sizes, False, False
-        )
-        return output.squeeze(0), c_n.squeeze(0)
+        home, names: where the weights are, see `calls.cell`.
+        """
+        return calls.cell(self, home, names, input, hx, CELL_INDEX[self._cell()])
 
     def _cell(self) -> str:
         raise NotImplementedError
@@ -92,7 +74,7 @@ class Cell(RNNCellBase):
 
     def _weights(self) -> list[Tensor]:
         names = _NAMES if self.bias else _NAMES[:2]
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             parameters = self._parameters
             try:
                 return [parameters[name] for name in names]  # type: ignore[misc]

@@ -10,7 +10,7 @@ import torch
 
 import rnnpack
 from rnnpack import bench as bench_package
-from rnnpack.ops import library_status
+from rnnpack.ops import eager_calls, library_status
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,6 +38,7 @@ def info() -> int:
         "processor features": " ".join(status.features) or "none that matter",
         "native library": status.path if status.loaded else f"not loaded: {status.reason}",
         "instruction set": status.isa,
+        "eager calls": eager_calls,
     }
     width = max(map(len, lines))
     for name, value in lines.items():

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -196,35 +196,6 @@ def _autocast(input: Tensor) -> tuple[str, torch.dtype] | None:
 def in_autocast(input: Tensor) -> bool:
     """Whether a call with this input runs in an autocast region, which rounds what it is given."""
     return _autocast(input) is not None
-
-
-def op_may_run_at_once(input: object) -> bool:
-    """Whether a call without gradients may go to the op without looking at its arguments first.
-
-    A CPU tensor; no gradient, transform, forward AD or autocast region; not being traced (there the
-    long way is free).
-    """
-    return (
-        type(input) is Tensor
-        and input.is_cpu
-        and not torch.is_grad_enabled()
-        and _NATIVE
-        and _functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and not torch._C._is_any_autocast_enabled()
-        and not torch.compiler.is_compiling()
-    )
-
-
-def states_of(hx: Any, *, has_cell_state: bool) -> tuple[Any, Any]:
-    """The states in `hx` where it has the right form; else TypeError, without a reason."""
-    if hx is None:
-        return None, None
-    if not has_cell_state:
-        return hx, None
-    if type(hx) not in (tuple, list) or len(hx) != 2 or hx[0] is None or hx[1] is None:
-        raise TypeError
-    return hx[0], hx[1]
 
 
 def needs_gradient(call: Call) -> bool:

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.utils.rnn import PackedSequence
 
-from rnnpack import functional, ops
+from rnnpack import functional
 from rnnpack.derived import copyable_state, deep_copy, refresh
 from rnnpack.functional import Call, Path, Stack
-from rnnpack.ops import CELL_INDEX, CELLS, library_status, pack_weights
+from rnnpack.ops import CELL_INDEX, CELLS, calls, library_status, pack_weights
 from rnnpack.sequences import check_lengths
 from rnnpack.stream import Stream
 
@@ -75,7 +76,7 @@ class Recurrent(torch.nn.RNNBase):
     @property
     def _flat_weights(self) -> list[Tensor]:  # type: ignore[override]  # an attribute in RNNBase
         """The current weights, by layer and direction, in `torch.nn`'s order."""
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             parameters = self._parameters
             try:
                 return [parameters[name] for name in self._flat_weights_names]  # type: ignore[misc]
@@ -117,8 +118,8 @@ class Recurrent(torch.nn.RNNBase):
             RuntimeError: sizes.
             TypeError: kind of an argument.
         """
-        if functional.op_may_run_at_once(input) and lengths is None:
-            result = self._run_op(input, hx)
+        if lengths is None and not is_compiling():
+            result = self._call_at_once(input, hx, self._parameters, self._flat_weights_names)
             if result is not None:
                 return result
         call = self._call(input, hx, lengths)
@@ -138,37 +139,28 @@ class Recurrent(torch.nn.RNNBase):
             c_n = None if c_n is None else c_n.squeeze(1)
         return output, self._state(h_n, c_n)
 
-    def _run_op(self, input: Tensor, hx: Any) -> tuple[Tensor, Any] | None:
-        """The short way for the commonest call, eager and without gradients: 8 us of checks less.
+    def _call_at_once(
+        self, input: Any, hx: Any, home: dict[str, Any], names: list[str]
+    ) -> tuple[Tensor, Any] | None:
+        """The short way of the commonest call, eager and without gradients; None: the long way.
 
-        The op makes every check itself; None if it refuses or does not apply, and `forward` goes
-        the long way, which says why.
+        home, names: where the weights are, see `calls.infer`.
         """
         if self.training and self.dropout > 0:
             return None
-        has_cell_state = self.mode == "LSTM"
-        weights = self._flat_weights
-        if input.dtype is not self._dtype(weights):
-            return None  # the op would round float32 weights to it, as under autocast
-        try:
-            h_0, c_0 = functional.states_of(hx, has_cell_state=has_cell_state)
-            output, h_n, c_n = ops.infer_at_once(
-                input,
-                h_0,
-                c_0,
-                weights,
-                None,
-                None,
-                _CELL_OF_MODE[self.mode],
-                self.num_layers,
-                self.hidden_size,
-                self.proj_size,
-                self.bidirectional,
-                self.batch_first,
-            )
-        except (RuntimeError, TypeError, ValueError):
-            return None
-        return output, (h_n, c_n) if has_cell_state else h_n
+        return calls.infer(  # type: ignore[no-any-return]
+            self,
+            home,
+            names,
+            input,
+            hx,
+            _CELL_OF_MODE[self.mode],
+            self.num_layers,
+            self.hidden_size,
+            self.proj_size,
+            self.bidirectional,
+            self.batch_first,
+        )
 
     def explain(self, input: Any, hx: Any = None, *, lengths: Tensor | None = None) -> Path:
         """The path that `forward` takes for these arguments, and why."""

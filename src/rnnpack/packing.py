@@ -116,6 +116,12 @@ class _Packed:
     def _dtype(self: Any, weights: list[Tensor]) -> torch.dtype:
         return self.packed_from  # type: ignore[no-any-return]
 
+    def _call_at_once(self: Any, input: Any, hx: Any, *_: Any) -> Any:
+        if getattr(input, "dtype", None) is not self.packed_from:
+            return None
+        names = [name for name in self._buffers if name.startswith("packed")]
+        return super()._call_at_once(input, hx, self._buffers, names)  # type: ignore[misc]
+
     def forward(self: Any, input: Any, hx: Any = None, **options: Any) -> Any:
         """Run as the layer does, on the packed weights; refuse where a gradient would be needed."""
         if not _NATIVE:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rnnpack.ops import calls
 from rnnpack.ops.stream import NativeStream
 
+_STEP, _CHUNK = 2, 3  # dimensions of an input
 _CPU = torch.device("cpu")
 
 
@@ -40,8 +42,8 @@ class Stream:
         self._dtype = dtype
         # On the CPU and of this dtype, whatever torch's defaults are.
         self._new_empty = self._h.new_empty((), dtype=dtype).new_empty
-        self._run = NativeStream(cell, dtype, sizes, batch_size, packed, self._h, self._c).run
-        self._step_shapes = ((batch_size, self._input_size), (batch_size, self._output_size))
+        self._native = NativeStream(cell, dtype, sizes, batch_size, packed, self._h, self._c)
+        self._address = self._native.address
 
     def step(self, input: Tensor) -> Tensor:
         """Run one step: [N, H_in] to [N, H_out].
@@ -50,25 +52,24 @@ class Stream:
             RuntimeError: another shape.
             TypeError: another dtype than the layer's, another device than the CPU.
         """
-        shape, output_shape = self._step_shapes
-        if (
-            input.shape != shape
-            or input.dtype is not self._dtype
-            or not input.is_cpu
-            or not input.is_contiguous()
-        ):
-            input = self._checked(input, shape)
-        output = self._new_empty(output_shape)
-        self._run(1, input.data_ptr(), output.data_ptr())
-        return output
+        output = calls.stream(self._address, input, _STEP)
+        return self._run_steps(1, input) if output is None else output
 
     def run(self, input: Tensor) -> Tensor:
         """Run several steps: [L, N, H_in] to [L, N, H_out]; L may be 0. Raises as `step` does."""
-        steps = input.size(0) if input.dim() else 0
-        input = self._checked(input, (steps, self._batch_size, self._input_size))
-        output = self._new_empty((steps, self._batch_size, self._output_size))
+        output = calls.stream(self._address, input, _CHUNK)
+        if output is None:
+            steps = input.size(0) if input.dim() else 0
+            return self._run_steps(steps, input, steps)
+        return output  # type: ignore[no-any-return]
+
+    def _run_steps(self, steps: int, input: Tensor, *chunk: int) -> Tensor:
+        """The long way of both, with checks for people. chunk: the leading dimension, if any."""
+        rows = (*chunk, self._batch_size)
+        input = self._checked(input, (*rows, self._input_size))
+        output = self._new_empty((*rows, self._output_size))
         if steps > 0:
-            self._run(steps, input.data_ptr(), output.data_ptr())
+            self._native.run(steps, input.data_ptr(), output.data_ptr())
         return output
 
     @property

@@ -1,4 +1,4 @@
-"""The ops without gradients, `infer`, `cell` and `pack`: wrapper and fake kernels."""
+"""The ops without gradients, `infer` and `pack`: wrapper and fake kernels."""
 
 from __future__ import annotations
 
@@ -80,20 +80,6 @@ def _infer(
     return output, h_n, c_n
 
 
-def _cell(
-    input: Tensor,
-    h_0: Tensor | None,
-    c_0: Tensor | None,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
-    cell: int,
-) -> tuple[Tensor, Tensor]:
-    h = input.new_empty((input.size(0), weight_hh.size(1)))
-    return h, torch.empty_like(h) if CELLS[cell].has_cell_state else input.new_empty((0,))
-
-
 def _pack(
     cell: int,
     weight_ih: Tensor,
@@ -112,5 +98,4 @@ def _pack(
 def register() -> None:
     """Register the fake kernels; the library must be loaded."""
     torch.library.register_fake("rnnpack::infer", _infer)
-    torch.library.register_fake("rnnpack::cell", _cell)
     torch.library.register_fake("rnnpack::pack", _pack)

@@ -72,6 +72,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.rnnpack_isa.restype = ctypes.c_char_p
     library.rnnpack_cpu_feature_name.restype = ctypes.c_char_p
     library.rnnpack_is_direct.argtypes = [integer]
+    library.rnnpack_calls.restype = address
     library.rnnpack_stream_new.restype = address
     library.rnnpack_stream_new.argtypes = [
         *[ctypes.c_int32] * 2,

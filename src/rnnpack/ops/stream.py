@@ -15,7 +15,8 @@ class NativeStream:
     """A stack of unidirectional layers with packed weights, and its state, for a fixed batch.
 
     dtype: of input and output. Keeps the tensors whose memory the native side uses: packed weights,
-    and in float32 h [layers, N, H_out] and c [layers, N, hidden] or None.
+    and in float32 h [layers, N, H_out] and c [layers, N, hidden] or None. address: for
+    `calls.stream`; valid as long as this object lives.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class NativeStream:
         library = native()
         addresses = (ctypes.c_void_p * len(packed))(*[weights.data_ptr() for weights in packed])
         state_c = None if c is None else c.data_ptr()
-        self._handle = library.rnnpack_stream_new(
+        self.address = library.rnnpack_stream_new(
             cell,
             DTYPE_INDEX[dtype],
             len(packed),
@@ -42,16 +43,16 @@ class NativeStream:
             h.data_ptr(),
             state_c,
         )
-        if not self._handle:
+        if not self.address:
             raise MemoryError("no memory for a stream")
         self._run = library.rnnpack_stream_run
         self._delete = library.rnnpack_stream_delete
 
     def run(self, steps: int, input_address: int, output_address: int) -> None:
         """Run `steps` steps: dense [steps, N, H_in] to dense [steps, N, H_out], of the dtype."""
-        if self._run(self._handle, steps, input_address, output_address):
+        if self._run(self.address, steps, input_address, output_address):
             raise MemoryError(f"no memory for the scratch of {steps} steps; run shorter chunks")
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._delete(self._handle)
+        if getattr(self, "address", None):
+            self._delete(self.address)
