@@ -1,5 +1,6 @@
 """The short way of eager calls: which ones it takes, that it changes nothing, and who sees them."""
 
+import contextlib
 import gc
 import sys
 import threading
@@ -16,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rnnpack
 from helpers import KINDS, LSTM, assert_same_bits
-from rnnpack.ops import calls
+from rnnpack.ops import CELL_INDEX, calls
+from spoiled import CHANGES_OF_TENSORS
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
@@ -280,6 +282,46 @@ def test_tensor_subclasses_are_left_to_the_long_way(watch):
     assert not short
 
 
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda input: input.to_sparse(),
+        lambda input: input.to_mkldnn(),
+        lambda input: torch.nested.as_nested_tensor([input[0]]),
+        lambda input: input.to("meta"),
+        lambda input: input.double(),
+        lambda input: torch.quantize_per_tensor(input, 0.1, 0, torch.qint8),
+    ],
+    ids=["sparse", "mkldnn", "nested", "meta", "float64", "quantized"],
+)
+def test_tensors_of_other_kinds_are_left_to_the_long_way(convert, watch, capfd):
+    layer, cell, input = LSTM.make(3, 4), rnnpack.GRUCell(3, 4), convert(torch.randn(5, 2, 3))
+    state = convert(torch.randn(1, 2, 4))
+    for call in (
+        lambda: layer(input),
+        lambda: cell(input),
+        lambda: cell(torch.randn(2, 3), state),
+        lambda: layer.stream(2).run(input),
+    ):
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            call()
+    assert watch.taken == 0 and watch.declined == 4
+    if not input.is_nested:  # torch's own functions report those
+        assert capfd.readouterr().err == ""
+
+
+def test_weights_are_computed_once(monkeypatch):
+    """Spectral norm changes its estimate at every look, in training."""
+    ours, torchs = LSTM.pair(3, 4)
+    for layer in (ours, torchs):
+        torch.manual_seed(0)
+        parametrizations.spectral_norm(layer, "weight_hh_l0")
+    input = torch.randn(5, 2, 3)
+    for recorded in (True, False, True):
+        with torch.set_grad_enabled(recorded):
+            torch.testing.assert_close(ours(input)[0], torchs(input)[0])
+
+
 def test_gradients_are_left_to_the_long_way(watch):
     layer, input = LSTM.make(3, 4), torch.randn(5, 2, 3)
     with torch.enable_grad():
@@ -334,6 +376,30 @@ def test_tensors_of_a_call_are_freed():
         del input, result
         gc.collect()
         assert [ref() for ref in watched] == [None, None]
+
+
+@each_kind
+@pytest.mark.parametrize("change", CHANGES_OF_TENSORS)
+def test_a_spoiled_tensor_is_declined_or_makes_no_difference(kind, change):
+    """Whatever the native side accepts by handle, it accepts as an op, with the same bits."""
+    tensors = dict(kind.make(4, 6).named_parameters()) | {
+        "input": torch.randn(5, 3, 4),
+        "h_0": torch.randn(1, 3, 6),
+        "c_0": torch.randn(1, 3, 6) if kind.states == 2 else None,
+    }
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        spoiled = tensors | {name: CHANGES_OF_TENSORS[change](tensor.detach())}
+        input, h_0, c_0 = (spoiled.pop(key) for key in ("input", "h_0", "c_0"))
+        weights, hx = spoiled, (h_0, c_0) if kind.states == 2 else h_0
+        stack = (CELL_INDEX[kind.cell], 1, 6, 0, False, False)
+        short = calls.infer(None, weights, list(weights), input, hx, *stack)
+        if short is None:
+            continue
+        op = torch.ops.rnnpack.infer.default
+        output, h_n, c_n = op(input, h_0, c_0, list(weights.values()), None, None, *stack)
+        assert_same_bits(short, (output, (h_n, c_n) if kind.states == 2 else h_n))
 
 
 def resident_bytes():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from helpers import assert_same_bits
 from rnnpack.ops import CELL_INDEX, CELLS, is_direct, layout, library_status
+from spoiled import CHANGES_OF_TENSORS, strided
 
 pytestmark = pytest.mark.skipif(
     not library_status().loaded, reason=f"no native library: {library_status().reason}"
@@ -149,16 +150,6 @@ def infer_arguments(spec: Spec) -> Arguments:
     }
 
 
-def cell_arguments(spec: Spec) -> Arguments:
-    spec = replace(spec, proj_size=0)
-    return {
-        "input": torch.randn(spec.batch, spec.input_size),
-        **spec.state(spec.batch),
-        **spec.weights(spec.input_size),
-        "cell": spec.code,
-    }
-
-
 def train_arguments(spec: Spec) -> Arguments:
     spec = replace(spec, batch_first=False)
     return {
@@ -191,7 +182,6 @@ ARGUMENTS = {
     "pack": pack_arguments,
     "check_packed": check_packed_arguments,
     "infer": infer_arguments,
-    "cell": cell_arguments,
     "train": train_arguments,
     "train_backward": train_backward_arguments,
 }
@@ -259,11 +249,9 @@ def test_opcheck_infer(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("name", CELL_NAMES)
-@pytest.mark.parametrize("states", [True, False])
-def test_opcheck_cell_and_pack(name: str, states: bool) -> None:
-    spec = Spec(name, states=states, bias=states)
-    torch.library.opcheck(op("cell"), ordered("cell", cell_arguments(spec)))
-    torch.library.opcheck(op("pack"), ordered("pack", pack_arguments(spec)))
+@pytest.mark.parametrize("bias", [True, False])
+def test_opcheck_pack(name: str, bias: bool) -> None:
+    torch.library.opcheck(op("pack"), ordered("pack", pack_arguments(Spec(name, bias=bias))))
 
 
 def test_opcheck_check_packed() -> None:
@@ -390,7 +378,7 @@ def test_reads_nothing_past_its_tensors(name: str) -> None:
         for hidden, form in ((1, "equal"), (6, "lengths"), (17, "batch_sizes"), (35, "equal")):
             for steps in (1, 9):
                 for packed in (False, True):
-                    proj_size = hidden // 2 if cell == "lstm" and name != "cell" else 0
+                    proj_size = hidden // 2 if cell == "lstm" else 0
                     spec = Spec(
                         cell, hidden_size=hidden, proj_size=proj_size, form=form, steps=steps,
                         packed=packed and name == "infer",
@@ -434,70 +422,6 @@ specs = st.builds(
 
 NUMBERS = (-(2**63), -1, 0, 1, 2, 3, 4, 5, 255, 256, 4096, 4097, 2**31, 2**40, 2**62, 2**63 - 1)
 
-
-def _grown(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    """Make some dimension longer or shorter, where there is one."""
-    if tensor.dim() == 0:
-        return tensor
-    dim = tensor.numel() % tensor.dim()
-    size = max(0, tensor.size(dim) + by)
-    indices = torch.arange(size).clamp(max=max(tensor.size(dim) - 1, 0))
-    return tensor.index_select(dim, indices) if tensor.size(dim) else tensor
-
-
-def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    """Keep the values, with a gap after each."""
-    wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)
-    wide[..., 0] = tensor
-    return wide[..., 0]
-
-
-def _freed(tensor: torch.Tensor) -> torch.Tensor:
-    """Free the storage, as sharded training does between two uses of a weight."""
-    freed = tensor.clone()
-    freed.untyped_storage().resize_(0)
-    return freed
-
-
-CHANGES_OF_TENSORS = {
-    **{
-        f"as {dtype}": (lambda tensor, dtype=dtype: tensor.to(dtype))
-        for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-                      torch.uint8, torch.bool, torch.complex64, torch.float32)
-    },
-    "on meta": lambda tensor: tensor.to("meta"),
-    "sparse": lambda tensor: tensor.to_sparse(),
-    "one longer": lambda tensor: _grown(tensor, 1),
-    "one shorter": lambda tensor: _grown(tensor, -1),
-    "much longer": lambda tensor: _grown(tensor, 100),
-    "empty": lambda tensor: tensor[:0] if tensor.dim() else tensor,
-    "a dimension more": lambda tensor: tensor.unsqueeze(-1),
-    "a dimension in front": lambda tensor: tensor.unsqueeze(0),
-    "flat": lambda tensor: tensor.flatten(),
-    "a scalar": lambda tensor: torch.zeros((), dtype=tensor.dtype),
-    "transposed": lambda tensor: tensor.transpose(0, -1) if tensor.dim() else tensor,
-    "column by column": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1)
-    if tensor.dim() else tensor,
-    "strided": _strided,
-    "without memory": _freed,
-    "all one row": lambda tensor: tensor[:1].expand_as(tensor) if tensor.numel() else tensor,
-    "all one number": lambda tensor: tensor.new_ones(()).expand(tensor.shape),
-    "offset by one": lambda tensor: torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:]
-    .view(tensor.shape),
-    "negated lazily": lambda tensor: torch._neg_view(tensor)
-    if tensor.is_floating_point() else tensor,
-    "requiring gradients": lambda tensor: tensor.requires_grad_()
-    if tensor.is_floating_point() else tensor,
-    "absent": lambda tensor: None,
-    "no tensor": lambda tensor: 1.5,
-    "reversed": lambda tensor: tensor.flip(0) if tensor.dim() else tensor,
-    "negative": lambda tensor: -tensor if tensor.dtype != torch.bool else tensor,
-    "plus one": lambda tensor: tensor + 1,
-    "zeros": torch.zeros_like,
-    "huge": lambda tensor: torch.full_like(tensor, 127 if tensor.dtype == torch.uint8 else 2.0**62),
-}  # fmt: skip
-
-
 HEADER_PLACES = (0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56)
 
 
@@ -525,7 +449,7 @@ def spoiled_packed(packed: torch.Tensor) -> st.SearchStrategy[torch.Tensor]:
         ),
         specs.map(lambda spec: call("pack", pack_arguments(spec))),
         st.just(torch.cat([packed[:1], packed])[1:]),  # not on a word
-        st.just(_strided(packed)),
+        st.just(strided(packed)),
     )
 
 

@@ -395,7 +395,6 @@ def test_inference_op_passes_opcheck(dtype):
     for given in (weights, [weight.to(dtype) for weight in weights]):
         arguments = (input, None, None, given, None, None, 0, 1, 16, 0, False, False)
         torch.library.opcheck(torch.ops.rnnpack.infer.default, arguments)
-        torch.library.opcheck(torch.ops.rnnpack.cell.default, (input[0], None, None, *given, 0))
 
 
 @each_dtype

@@ -118,18 +118,33 @@ bool stream_by_handle(void* stream, TensorHandle input, int64_t dim, const Pytho
   });
 }
 
-bool may_be_negated(TensorHandle tensor) {
+bool takes(TensorHandle input) {
+  int32_t device = 0, dtype = 0;
+  return aoti_torch_get_device_type(input, &device) == AOTI_TORCH_SUCCESS &&
+         aoti_torch_get_dtype(input, &dtype) == AOTI_TORCH_SUCCESS &&
+         device == aoti_torch_device_type_cpu() &&
+         (dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_bfloat16() ||
+          dtype == aoti_torch_dtype_float16());
+}
+
+Plainness plainness(TensorHandle tensor) {
+  int32_t layout = 0;
   bool contiguous = false;
   int64_t count = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_is_contiguous(tensor, &contiguous));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(tensor, &count));
-  return !contiguous || count == 1;
+  int64_t* strides = nullptr;  // a nested tensor has none
+  if (aoti_torch_get_layout(tensor, &layout) != AOTI_TORCH_SUCCESS ||
+      layout != aoti_torch_layout_strided() ||
+      aoti_torch_is_contiguous(tensor, &contiguous) != AOTI_TORCH_SUCCESS ||
+      aoti_torch_get_strides(tensor, &strides) != AOTI_TORCH_SUCCESS ||
+      aoti_torch_get_numel(tensor, &count) != AOTI_TORCH_SUCCESS)
+    return Plainness::kNo;
+  return contiguous && count != 1 ? Plainness::kYes : Plainness::kAskTorch;
 }
 
 void release(TensorHandle handle) { aoti_torch_delete_tensor_object(handle); }
 
-constexpr Calls kCalls{&infer_by_handle, &cell_by_handle, &stream_by_handle, &may_be_negated,
-                       &release};
+constexpr Calls kCalls{&infer_by_handle, &cell_by_handle, &stream_by_handle,
+                       &takes,           &plainness,      &release};
 
 }  // namespace
 

@@ -38,6 +38,10 @@ struct PythonLock {
   void (*win_back)(void* token);
 };
 
+// Whether a tensor's memory holds its numbers. Only torch can tell where it may stand for the
+// negated ones: the imaginary part of a conjugate does, a view of every other number.
+enum class Plainness { kNo, kAskTorch, kYes };
+
 // Functions that return true write new handles, which the caller then owns; false: refused, for
 // whatever reason, and nothing is written.
 struct Calls {
@@ -50,9 +54,9 @@ struct Calls {
   // stream: from rnnpack_stream_new; input and result as in ops::run_stream.
   bool (*stream)(void* stream, TensorHandle input, int64_t dim, const PythonLock& lock,
                  TensorHandle* result);
-  // Whether a tensor may stand for its negated numbers, which only torch can tell: the imaginary
-  // part of a conjugate does, a view of every other number.
-  bool (*may_be_negated)(TensorHandle tensor);
+  // Whether an input is of a dtype and device that the calls take.
+  bool (*takes)(TensorHandle input);
+  Plainness (*plainness)(TensorHandle tensor);
   void (*release)(TensorHandle handle);
 };
 

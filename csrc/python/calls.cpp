@@ -82,6 +82,11 @@ bool is_watched() {
   return false;
 }
 
+bool requires_grad(PyObject* tensor) {
+  const Object answer(PyObject_GetAttrString(tensor, "requires_grad"));
+  return answer.get() != Py_False;
+}
+
 // The handles of a call, released at the end unless the call takes them over.
 template <int kMost>
 class Handles {
@@ -104,20 +109,19 @@ class Handles {
     auto* handle = static_cast<TensorHandle>(PyCapsule_GetPointer(capsule.get(), nullptr));
     if (handle == nullptr) return nullptr;
     handles_[static_cast<size_t>(count_++)] = handle;
-    const bool negated = torch.calls->may_be_negated(handle) && is_true(torch.is_negated, object);
-    return negated ? nullptr : handle;
+    const rnnpack::Plainness plain = torch.calls->plainness(handle);
+    return plain == rnnpack::Plainness::kYes ||
+                   (plain == rnnpack::Plainness::kAskTorch && !is_true(torch.is_negated, object))
+               ? handle
+               : nullptr;
   }
 
   int count() const { return count_; }
+  bool grad_mode() const { return grad_mode_; }
   const TensorHandle* from(int first) const { return handles_.data() + first; }
   void taken_over() { count_ = 0; }
 
  private:
-  static bool requires_grad(PyObject* tensor) {
-    const Object answer(PyObject_GetAttrString(tensor, "requires_grad"));
-    return answer.get() != Py_False;
-  }
-
   std::array<TensorHandle, kMost> handles_;
   int count_ = 0;
   bool grad_mode_;
@@ -151,11 +155,20 @@ bool add_states(PyObject* hx, bool has_cell_state, CallHandles& handles,
 }
 
 // A weight by its name: in the module's dictionary of parameters or buffers, or an attribute where
-// something computes it (pruning, norms, parametrizations).
-Object find_weight(PyObject* module, PyObject* home, PyObject* name) {
+// something computes it (pruning, norms, parametrizations). That is asked for last, and not at all
+// where gradients are recorded: the long way would compute it a second time.
+Object find_weight(PyObject* module, PyObject* home, PyObject* name, bool grad_mode) {
   PyObject* found = PyDict_GetItemWithError(home, name);
   if (found != nullptr) return Object::borrowed(found);
-  return PyErr_Occurred() ? Object() : Object(PyObject_GetAttr(module, name));
+  return grad_mode || PyErr_Occurred() ? Object() : Object(PyObject_GetAttr(module, name));
+}
+
+// By the first weight, which tells it soonest.
+bool in_training(PyObject* home, PyObject* names) {
+  const Object name(PySequence_GetItem(names, 0));
+  PyObject* weight =
+      name && PyDict_Check(home) ? PyDict_GetItemWithError(home, name.get()) : nullptr;
+  return weight == nullptr || requires_grad(weight);
 }
 
 bool add_weights(PyObject* module, PyObject* home, PyObject* names, CallHandles& handles,
@@ -166,7 +179,7 @@ bool add_weights(PyObject* module, PyObject* home, PyObject* names, CallHandles&
   for (Py_ssize_t i = 0; i < count; ++i) {
     const Object name(PySequence_GetItem(names, i));
     if (!name) return false;
-    const Object weight = find_weight(module, home, name.get());
+    const Object weight = find_weight(module, home, name.get(), handles.grad_mode());
     if (!weight || handles.add(weight.get()) == nullptr) return false;
   }
   tensors.weights = handles.from(first);
@@ -182,13 +195,16 @@ enum Argument { kModule, kHome, kNames, kInput, kHx, kCell, kShared };
 template <class Call>
 PyObject* run(PyObject* const* arguments, const Call& call, bool with_output) {
   const long cell = PyLong_AsLong(arguments[kCell]);
-  if (torch.calls == nullptr || cell < 0 || cell >= rnnpack::kCellKinds || is_watched())
+  if (torch.calls == nullptr || cell < 0 || cell >= rnnpack::kCellKinds) return decline();
+  const bool grad_mode = is_true(torch.grad_mode, nullptr);
+  if ((grad_mode && in_training(arguments[kHome], arguments[kNames])) || is_watched())
     return decline();
   const bool has_cell_state = traits(static_cast<rnnpack::CellKind>(cell)).has_cell_state;
-  CallHandles handles(is_true(torch.grad_mode, nullptr));
+  CallHandles handles(grad_mode);
   rnnpack::CallTensors tensors{};
   tensors.input = handles.add(arguments[kInput]);
-  if (tensors.input == nullptr || !add_states(arguments[kHx], has_cell_state, handles, tensors) ||
+  if (tensors.input == nullptr || !torch.calls->takes(tensors.input) ||
+      !add_states(arguments[kHx], has_cell_state, handles, tensors) ||
       !add_weights(arguments[kModule], arguments[kHome], arguments[kNames], handles, tensors))
     return decline();
 
