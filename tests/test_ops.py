@@ -43,7 +43,7 @@ class Spec:
     bidirectional: bool = False
     steps: int = 4
     batch: int = 3
-    form: str = "equal"  # or lengths, batch_sizes
+    form: str = "equal"  # or lengths, batch_sizes; of train alone: step
     bias: bool = True
     states: bool = True
     packed: bool = False
@@ -63,6 +63,8 @@ class Spec:
     @property
     def lengths(self) -> list[int]:
         """Of each row, any order, down to zero; for batch_sizes, longest first, from one on."""
+        if self.form == "step":
+            return [1] * self.batch
         if self.form == "equal":
             return [self.steps] * self.batch
         if self.form == "lengths":
@@ -70,7 +72,7 @@ class Spec:
         return [max(1, self.steps - row) for row in range(self.batch)]
 
     def input(self) -> torch.Tensor:
-        if self.form == "batch_sizes":
+        if self.form in ("batch_sizes", "step"):
             return torch.randn(sum(self.lengths), self.input_size)
         input = torch.randn(self.steps, self.batch, self.input_size)
         if self.form == "lengths":  # what lies past an end must not be read
@@ -201,6 +203,10 @@ SINGLE = [
     Spec("lstm", proj_size=4, dtype=torch.bfloat16),
     Spec("gru", hidden_size=17, form="lengths", dtype=torch.float16, recompute=True),
 ]
+STEPS = [
+    Spec("lstm", form="step"),
+    Spec("gru", form="step", states=False, bias=False, recompute=True),
+]
 STACKS = [
     Spec(cell, num_layers=2, bidirectional=True, form=form, batch_first=form != "batch_sizes")
     for cell in CELL_NAMES
@@ -219,7 +225,7 @@ def differentiable(arguments: Arguments) -> Arguments:
     return arguments | {name: arguments[name].requires_grad_() for name in present}
 
 
-@pytest.mark.parametrize("spec", SINGLE, ids=str)
+@pytest.mark.parametrize("spec", SINGLE + STEPS, ids=str)
 def test_opcheck_train(spec: Spec) -> None:
     arguments = differentiable(train_arguments(spec))
     utils = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -236,7 +242,7 @@ def test_opcheck_train(spec: Spec) -> None:
     )
 
 
-@pytest.mark.parametrize("spec", SINGLE, ids=str)
+@pytest.mark.parametrize("spec", SINGLE + STEPS, ids=str)
 def test_opcheck_train_backward(spec: Spec) -> None:
     torch.library.opcheck(
         op("train_backward"), ordered("train_backward", train_backward_arguments(spec))
@@ -343,6 +349,23 @@ def test_train_gives_the_bits_of_infer() -> None:
             assert_same_bits(c_n[0], expected[2])
 
 
+def test_train_of_one_step_gives_the_bits_of_a_sequence_of_one() -> None:
+    for name in CELL_NAMES:
+        for recompute in (False, True):
+            step = train_backward_arguments(
+                Spec(name, hidden_size=19, form="step", recompute=recompute)
+            )
+            as_sequence = {
+                key: step[key].unsqueeze(0) for key in ("input", "grad_output", "output")
+            }
+            for op_name in ("train", "train_backward"):
+                expected = list(call(op_name, step | as_sequence))
+                expected[0] = expected[0].squeeze(0)  # output, or the input's gradient
+                assert_same_bits(call(op_name, step)[:3], expected[:3])
+                if op_name == "train_backward":
+                    assert_same_bits(call(op_name, step), expected)
+
+
 # --- Memory past the end --------------------------------------------------------------------------
 
 
@@ -375,7 +398,8 @@ class Fence:
 def test_reads_nothing_past_its_tensors(name: str) -> None:
     fence = Fence()
     for cell in CELL_NAMES:
-        for hidden, form in ((1, "equal"), (6, "lengths"), (17, "batch_sizes"), (35, "equal")):
+        forms = ((1, "equal"), (6, "lengths"), (17, "batch_sizes"), (35, "equal"))
+        for hidden, form in (*forms, *([(9, "step")] if name.startswith("train") else [])):
             for steps in (1, 9):
                 for packed in (False, True):
                     proj_size = hidden // 2 if cell == "lstm" else 0
@@ -543,7 +567,7 @@ def test_wrong_arguments_raise_and_never_crash() -> None:
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
 def test_right_arguments_succeed(name: str) -> None:
     """What the wrong calls start from is right."""
-    for spec in (*SINGLE, *STACKS):
+    for spec in (*SINGLE, *STACKS, *(STEPS if name.startswith("train") else [])):
         results = call(name, ARGUMENTS[name](spec))
         for result in results if isinstance(results, tuple) else (results,):
             if isinstance(result, torch.Tensor) and result.is_floating_point():

@@ -141,7 +141,7 @@ std::tuple<Tensor, std::optional<Tensor>> cell(const Tensor& input,
   const bool has_cell_state = traits(kind).has_cell_state;
   RNNPACK_CHECK(weights.size() == 1 || weights.size() == 2 || weights.size() == 4,
                 "expected 1, 2 or 4 weights of a cell, got ", weights.size());
-  check_floating(input, "input", 2);
+  const Sequence sequence(input, false, std::nullopt, std::nullopt, true);
   Dense dense;
   LayerWeights layer_weights{};
   const LayerShape shape =
@@ -165,11 +165,10 @@ std::tuple<Tensor, std::optional<Tensor>> cell(const Tensor& input,
   problem.hidden = shape.hidden;
   problem.layers = 1;
   problem.directions = 1;
-  problem.rows.steps = 1;
-  problem.rows.count = rows;
+  problem.rows = sequence.rows();
   problem.direct = layer_weights.packed == nullptr && is_direct(rows);
-  problem.input = {floats(dense_input), 0, dense_input.stride(0)};
-  problem.output = {h.data(), 0, shape.hidden};
+  problem.input = sequence.view(dense_input);
+  problem.output = sequence.view(h.floats());
   problem.weights = &layer_weights;
   problem.h_0 = dense.state(h_0);
   problem.c_0 = dense.state(c_0);

@@ -20,14 +20,20 @@ std::vector<int64_t> int64_values(const Tensor& tensor, const char* name) {
 }  // namespace
 
 Sequence::Sequence(const Tensor& input, bool batch_first, const std::optional<Tensor>& lengths,
-                   const std::optional<Tensor>& batch_sizes)
-    : batch_first_(batch_first), packed_(batch_sizes.has_value()) {
+                   const std::optional<Tensor>& batch_sizes, bool one_step)
+    : batch_first_(batch_first),
+      packed_(batch_sizes.has_value()),
+      one_step_(one_step && !packed_ && !lengths && input.dim() == 2) {
   if (packed_) {
     RNNPACK_CHECK(!lengths,
                   "lengths and batch_sizes exclude each other: a packed sequence tells its lengths "
                   "by batch_sizes");
     check_floating(input, "packed input", 2);
     read_batch_sizes(*batch_sizes, input.size(0));
+  } else if (one_step_) {
+    check_floating(input, "input", 2);
+    rows_.steps = 1;
+    rows_.count = input.size(0);
   } else {
     check_floating(input, "input", 3);
     rows_.steps = input.size(batch_first ? 1 : 0);
@@ -96,11 +102,13 @@ void Sequence::read_batch_sizes(const Tensor& batch_sizes, int64_t total) {
 
 SequenceView Sequence::view(const Tensor& tensor) const {
   if (packed_) return {floats(tensor), tensor.stride(0), tensor.stride(0)};
+  if (one_step_) return {floats(tensor), 0, tensor.stride(0)};
   return {floats(tensor), tensor.stride(batch_first_ ? 1 : 0), tensor.stride(batch_first_ ? 0 : 1)};
 }
 
 Tensor Sequence::empty_like_input(int64_t width, ScalarType dtype) const {
   if (packed_) return empty({total_, width}, dtype);
+  if (one_step_) return empty({rows_.count, width}, dtype);
   return batch_first_ ? empty({rows_.count, rows_.steps, width}, dtype)
                       : empty({rows_.steps, rows_.count, width}, dtype);
 }

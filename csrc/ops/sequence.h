@@ -7,11 +7,11 @@
 namespace rnnpack::ops {
 
 // Owns the tables that its Rows point at. Input is [L, N, F] (or [N, L, F] if batch_first), or
-// [sum(batch_sizes), F].
+// [sum(batch_sizes), F]; one_step: or [N, F] without batch_sizes.
 class Sequence {
  public:
   Sequence(const Tensor& input, bool batch_first, const std::optional<Tensor>& lengths,
-           const std::optional<Tensor>& batch_sizes);
+           const std::optional<Tensor>& batch_sizes, bool one_step = false);
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
@@ -32,6 +32,7 @@ class Sequence {
   Rows rows_{};
   bool batch_first_;
   bool packed_;
+  bool one_step_;
   int64_t total_ = 0;
   std::vector<int64_t> lengths_, active_, row_start_, time_index_, row_index_;
 };

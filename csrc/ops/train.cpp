@@ -23,7 +23,7 @@ struct Layer {
         const WeightTensors& tensors, const std::optional<Tensor>& lengths,
         const std::optional<Tensor>& batch_sizes, int64_t cell, bool reverse,
         std::optional<ScalarType> dtype)
-      : sequence(input, false, lengths, batch_sizes),
+      : sequence(input, false, lengths, batch_sizes, true),
         shape(check_weights(cell_kind(cell), tensors)) {
     weights = plain_weights(tensors, dense);
     const int64_t features = input.size(input.dim() - 1);

@@ -11,7 +11,7 @@ from torch.nn.modules.rnn import RNNCellBase
 
 from rnnpack import functional
 from rnnpack.derived import copyable_state, deep_copy
-from rnnpack.functional import Call, Path, cell_call
+from rnnpack.functional import Call, Path, step_call
 from rnnpack.ops import CELL_INDEX, calls
 
 _UNBATCHED, _BATCHED = 1, 2  # dimensions of the input
@@ -40,8 +40,7 @@ class Cell(RNNCellBase):
             result = self._call_at_once(input, hx, self._parameters, names)
             if result is not None:
                 return result
-        output, _, c_n = functional.run(self._call(input, hx))
-        h, c = output.squeeze(0), None if c_n is None else c_n.squeeze(0)
+        h, c = functional.run_step(self._call(input, hx))
         if input.dim() == _UNBATCHED:
             h = h.squeeze(0)
             c = None if c is None else c.squeeze(0)
@@ -55,7 +54,7 @@ class Cell(RNNCellBase):
 
     def explain(self, input: Tensor, hx: Any = None) -> Path:
         """The path that `forward` takes for these arguments, and why."""
-        return functional.explain(self._call(input, hx))
+        return functional.explain(self._call(input, hx).as_sequence())
 
     def _call_at_once(
         self, input: Tensor, hx: Any, home: dict[str, Any], names: tuple[str, ...]
@@ -86,7 +85,7 @@ class Cell(RNNCellBase):
         return self._cell().partition("_")[0].upper() + "Cell"
 
     def _call(self, input: Tensor, hx: Any) -> Call:
-        """One step as a sequence of one, checked as `torch.nn` does, in its words."""
+        """One step, checked as `torch.nn` does, in its words."""
         if not isinstance(input, Tensor):
             raise TypeError(
                 f"{self._name()}: expected input to be a Tensor, got {type(input).__name__}"
@@ -110,7 +109,7 @@ class Cell(RNNCellBase):
         weights = self._weights()
         if not functional.in_autocast(input):
             self._check_dtypes(self._dtype(weights), input, h_0, c_0)
-        return cell_call(self._cell(), self.hidden_size, input, h_0, c_0, weights)
+        return step_call(self._cell(), self.hidden_size, input, h_0, c_0, weights)
 
     def _check_dtypes(self, dtype: torch.dtype, input: Tensor, *states: Tensor | None) -> None:
         for name, tensor in zip(("input", "h", "c"), (input, *states), strict=True):

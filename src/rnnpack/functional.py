@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from rnnpack import onnx, ops
 from rnnpack.ops import (
@@ -76,6 +77,7 @@ class Stack(NamedTuple):
 Weights: TypeAlias = list[Tensor]  # per layer and direction: ih, hh [, bias ih, bias hh] [, hr]
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]  # output, h_n, c_n (empty without a cell state)
 
+_STEP_DIM = 2  # dimensions of a step's input and states
 _WEIGHTS_WITH_BIAS = 4  # of one layer and direction: ih, hh, bias ih, bias hh
 
 
@@ -139,10 +141,18 @@ class Call(NamedTuple):
             weights=self.weights[index * each : (index + 1) * each],
         )
 
+    def as_sequence(self) -> Call:
+        """A step (see `step_call`) as a sequence of one."""
+        return self._replace(
+            input=self.input.unsqueeze(0),
+            h_0=None if self.h_0 is None else self.h_0.unsqueeze(0),
+            c_0=None if self.c_0 is None else self.c_0.unsqueeze(0),
+        )
+
     def _state_of(self, state: Tensor | None, d: int) -> Tensor | None:
         """The state of one direction: a view whose gradient is a view, too, where it is all."""
-        if state is None:
-            return None
+        if state is None or state.dim() == _STEP_DIM:
+            return state
         return state[d] if self.directions > 1 else state.squeeze(0)
 
     def direction(self, d: int) -> TrainInputs:
@@ -174,6 +184,17 @@ def run(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
         with torch.autocast(device, enabled=False):
             output, h_n, c_n = _PATHS[path](call)
     return output, h_n, c_n if call.has_cell_state else None
+
+
+def run_step(step: Call) -> tuple[Tensor, Tensor | None]:
+    """Run one step of a cell module; returns `(h, c)`, c None without a cell state."""
+    plain = step.input.dtype is torch.float32 and not is_compiling()
+    if plain and choose(step) == "train" and not in_autocast(step.input):
+        # As it is: four views less to record, and as many to go back through.
+        h, _, c = ops.train(step.direction(0))
+        return h, c if step.has_cell_state else None
+    output, _, c_n = run(step.as_sequence())
+    return output.squeeze(0), None if c_n is None else c_n.squeeze(0)
 
 
 def _autocast(input: Tensor) -> tuple[str, torch.dtype] | None:
@@ -209,7 +230,7 @@ def needs_gradient(call: Call) -> bool:
 def choose(call: Call) -> str:
     """The path's name; `explain` says why."""
     input = call.input
-    if torch.compiler.is_compiling() and onnx.is_exporting():
+    if is_compiling() and onnx.is_exporting():
         return "onnx"
     if _transformed(input, call.weights):
         return "reference"
@@ -221,7 +242,7 @@ def choose(call: Call) -> str:
 
 def _transformed(input: Tensor, weights: Weights) -> bool:
     """Whether a functorch transform, forward AD or a tensor subclass watches single operations."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return False
     if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return True
@@ -282,7 +303,7 @@ def _why_not_native(path: str, input: Tensor, weights: Weights) -> str:
 
 
 def _infer(call: Call) -> Results:
-    if torch.compiler.is_compiling() and _weights_will_be_frozen(call):
+    if is_compiling() and _weights_will_be_frozen(call):
         stacks = call.stack.num_layers * call.directions
         packed = ops.pack_weights(call.stack.cell, call.weights, stacks, call.input.dtype)
         call = call._replace(weights=packed)
@@ -423,7 +444,7 @@ def _stacked(states: list[Tensor]) -> Tensor:
     return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(states)
 
 
-def cell_call(
+def step_call(
     cell: str,
     hidden_size: int,
     input: Tensor,
@@ -431,11 +452,6 @@ def cell_call(
     c_0: Tensor | None,
     weights: Weights,
 ) -> Call:
-    """One step of a cell module, input [N, H_in] and states [N, hidden], as a sequence of one."""
-    return Call(
-        Stack(cell, 1, hidden_size, 0, False, False, 0.0, False),
-        input.unsqueeze(0),
-        None if h_0 is None else h_0.unsqueeze(0),
-        None if c_0 is None else c_0.unsqueeze(0),
-        weights,
-    )
+    """One step of a cell module, for `run_step`: input [N, H_in], states [N, hidden]."""
+    stack = Stack(cell, 1, hidden_size, 0, False, False, 0.0, False)
+    return Call(stack, input, h_0, c_0, weights)

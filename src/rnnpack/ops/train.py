@@ -6,6 +6,7 @@ give the same bits for any number of threads.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,9 @@ from rnnpack.reference import LayerWeights, layer, pack_rows, unpack_rows
 
 
 class TrainInputs(NamedTuple):
-    """The op's arguments; states are [N, .], input is time-major or a packed sequence's rows.
+    """The op's arguments; states are [N, .].
+
+    input: time-major, a packed sequence's rows, or [N, H_in] without batch_sizes: one step.
 
     dtype: in which weights are multiplied, rounded to it if need be; None: their own. All else is
     float32.
@@ -38,6 +41,7 @@ class TrainInputs(NamedTuple):
     dtype: torch.dtype | None = None
 
 
+_STEP_DIM = 2  # dimensions of the input of one step
 _TENSORS = 10  # leading fields of TrainInputs that are tensors or None
 _DIFFERENTIABLE = 8  # of those, the ones that have a gradient
 
@@ -48,12 +52,12 @@ def _train(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     hidden, out = a.weight_hh.size(0) // info.gates, a.weight_hh.size(1)
     batch: int | torch.SymInt
     if a.batch_sizes is None:
-        batch = a.input.size(1)
+        batch = a.input.size(-2)
     elif a.h_0 is not None:
         batch = a.h_0.size(0)
     else:
         batch = torch.library.get_ctx().new_dynamic_size()
-    rows = a.input.size(0) if a.batch_sizes is not None else a.input.size(0) * a.input.size(1)
+    rows = math.prod(a.input.shape[:-1])
     output = a.input.new_empty((*a.input.shape[:-1], out))
     h_n = a.input.new_empty((batch, out))
     c_n = a.input.new_empty((batch, hidden) if info.has_cell_state else (0,))
@@ -186,6 +190,9 @@ def reference_train(a: TrainInputs) -> tuple[Tensor, ...]:
     input, lengths = a.input, a.lengths
     if a.batch_sizes is not None:
         input, lengths = unpack_rows(a.input, a.batch_sizes)
+    if a.batch_sizes is None and input.dim() == _STEP_DIM:
+        output, *final = reference_train(a._replace(input=input.unsqueeze(0)))
+        return (output.squeeze(0), *final)
     hidden, out = a.weight_hh.size(0) // CELLS[a.cell].gates, a.weight_hh.size(1)
     h_0 = a.h_0 if a.h_0 is not None else input.new_zeros((input.size(1), out))
     hx: tuple[Tensor, ...] = (h_0,)
