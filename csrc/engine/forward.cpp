@@ -14,10 +14,7 @@ namespace {
 
 // Scratch of one lane of one group of rows.
 struct LaneScratch {
-  float* gates;    // [layers at once, gate_steps * rows, columns]; null when the reserve takes its
-                   // place
-  float* c_state;  // [layers * directions, rows, padded units]; null for cells without one
-  float* hidden;   // [rows, padded units]: o * tanh(c) before a projection
+  float* hidden;     // [rows, padded units]: o * tanh(c) before a projection
   float* projected;  // [rows, padded projection]
   Barrier* step_barrier;
 };
@@ -37,6 +34,9 @@ struct PipelinedLayer {
 
 // Scratch of one thread: row pointers for the kernels.
 struct MemberScratch {
+  float* gates;    // [layers at once, gate_steps * rows, own columns]; null when the reserve takes
+                   // its place
+  float* c_state;  // [layers * directions, rows, own units]; null for cells without one
   Chunk now, next;
   int64_t* started;           // [layers * directions] steps whose gates have their input product
   PipelinedLayer* pipelined;  // [layers * directions]
@@ -86,6 +86,7 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   Scratch s{};
   const int64_t stacks = p.layers * p.directions;
   const int64_t rows = largest_group(p.rows, plan.row_groups);
+  const GateLayout gates = p.shape(0).gates();
   const int64_t units = padded_units(p);
   const int64_t chunk_rows = plan.chunk_steps * rows;
   const int64_t padded_projection = round_up(p.projection, kPanel);
@@ -114,11 +115,6 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   for (int i = 0; i < lanes; ++i) {
     LaneScratch lane{};
     if (plan.threads > 1) arena.leave_page();
-    if (traits(p.cell).has_cell_state) lane.c_state = arena.take<float>(stacks * rows * units);
-    if (p.reserve_gates == nullptr) {
-      lane.gates = arena.take<float>(layers_at_once(p, plan) * gate_steps(plan) * rows *
-                                     p.shape(0).gates().columns());
-    }
     if (p.projection > 0) {
       lane.hidden = arena.take<float>(rows * units);
       lane.projected = arena.take<float>(rows * padded_projection);
@@ -130,6 +126,13 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   for (int i = 0; i < plan.threads; ++i) {
     MemberScratch member{};
     if (plan.threads > 1) arena.leave_page();
+    const Range blocks = share(gates.blocks(), plan.unit_threads, i % plan.unit_threads);
+    if (traits(p.cell).has_cell_state)
+      member.c_state = arena.take<float>(stacks * rows * units_of(blocks));
+    if (p.reserve_gates == nullptr) {
+      member.gates = arena.take<float>(layers_at_once(p, plan) * gate_steps(plan) * rows *
+                                       columns_of(gates, blocks));
+    }
     for (Chunk* chunk : {&member.now, &member.next}) {
       chunk->input = arena.take<const float*>(chunk_rows);
       chunk->gates = arena.take<float*>(chunk_rows);
@@ -251,20 +254,27 @@ class Member {
     return {scratch_.between[layer % 2], time_stride, width};
   }
 
+  // Rows of c and of gates are addressed by their first unit, which another thread may own: of a
+  // row in scratch there is only what this thread owns, so that what two threads write lies apart.
+
   // c of the group's row i after step s (s = -1: before the first).
   float* c_row(int64_t stack, int64_t s, int64_t i) const {
     if (p_.reserve_c != nullptr && s >= 0)
       return p_.reserve_c + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.units;
-    return lane_.c_state + (stack * pass_.set.count + i) * pass_.units;
+    return mine_.c_state + (stack * pass_.set.count + i) * units_of(pass_.blocks) -
+           pass_.blocks.first * kBlockUnits;
   }
 
   float* gates_row(int64_t layer, int64_t s, int64_t i) const {
-    const int64_t columns = pass_.gates.columns();
-    if (p_.reserve_gates != nullptr)
-      return p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * columns;
+    if (p_.reserve_gates != nullptr) {
+      return p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
+    }
     const int64_t place = plan_.pipelined ? layer / plan_.lanes % layers_at_once(p_, plan_) : 0;
     const int64_t steps = gate_steps(plan_);
-    return lane_.gates + ((place * steps + s % steps) * pass_.set.count + i) * columns;
+    return mine_.gates +
+           ((place * steps + s % steps) * pass_.set.count + i) *
+               columns_of(pass_.gates, pass_.blocks) -
+           pass_.gates.column(pass_.blocks.first);
   }
 
   // One layer and direction, as all steps of a segment see it.
@@ -350,7 +360,7 @@ class Member {
       mine_.h_prev[i] = h_before(p_, output, stack, reverse, s, r, scratch_.zeros);
       mine_.h[i] = projected ? lane_.hidden + i * pass_.units
                              : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
-      if (lane_.c_state != nullptr) {
+      if (mine_.c_state != nullptr) {
         mine_.c_prev[i] = c_row(stack, s - 1, i);
         mine_.c_next[i] = c_row(stack, s, i);
       }
@@ -421,7 +431,7 @@ class Member {
   }
 
   void start_cell_state(int64_t stack) {
-    if (lane_.c_state == nullptr) return;
+    if (mine_.c_state == nullptr) return;
     const Range units = pass_.own_units();
     for (int64_t i = 0; i < pass_.set.count; ++i) {
       const int64_t r = pass_.set.row(i);

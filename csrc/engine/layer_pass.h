@@ -12,6 +12,14 @@ namespace rnnpack {
 
 inline int64_t padded_units(const Problem& p) { return p.shape(0).gates().blocks() * kBlockUnits; }
 
+// Of some blocks of units: what they store of a row of units and of a row of gates.
+inline int64_t units_of(Range blocks) { return (blocks.last - blocks.first) * kBlockUnits; }
+inline int64_t columns_of(const GateLayout& gates, Range blocks) {
+  if (blocks.first == blocks.last) return 0;
+  return gates.column(blocks.last - 1) + gates.block_columns(blocks.last - 1) -
+         gates.column(blocks.first);
+}
+
 // Where the state of row r lies among those of all layers, directions and rows.
 inline int64_t state_row(const Problem& p, int64_t stack, int64_t r) {
   return stack * p.rows.count + p.rows.row_of(r);
