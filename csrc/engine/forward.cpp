@@ -14,6 +14,8 @@ namespace {
 
 // Scratch of one lane of one group of rows.
 struct LaneScratch {
+  float* recent;     // [2, rows, padded units]: h after the last even and the last odd step; null:
+                     // it is read where it is kept
   float* hidden;     // [rows, padded units]: o * tanh(c) before a projection
   float* projected;  // [rows, padded projection]
   Barrier* step_barrier;
@@ -69,6 +71,10 @@ int64_t layers_at_once(const Problem& p, const Plan& plan) {
   return plan.wavefront(p) && plan.pipelined ? p.layers / plan.lanes : 1;
 }
 
+bool keeps_recent(const Problem& p, const Plan& plan) {
+  return plan.threads > 1 && plan.unit_threads == 1 && p.projection == 0 && p.reserve_h == nullptr;
+}
+
 // Room for the tiles of all panels, of which a thread has a share.
 PipelinedLayer lay_out_tiles(Arena& arena, const LayerShape& shape) {
   // A tile for each panel is never too few.
@@ -115,6 +121,7 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   for (int i = 0; i < lanes; ++i) {
     LaneScratch lane{};
     if (plan.threads > 1) arena.leave_page();
+    if (keeps_recent(p, plan)) lane.recent = arena.take<float>(2 * rows * units);
     if (p.projection > 0) {
       lane.hidden = arena.take<float>(rows * units);
       lane.projected = arena.take<float>(rows * padded_projection);
@@ -203,6 +210,10 @@ class Member {
   }
 
  private:
+  float* recent_row(int64_t s, int64_t i) const {
+    return lane_.recent + (s % 2 * pass_.set.count + i) * pass_.units;
+  }
+
   int64_t stack_index(int64_t layer, int d) const { return layer * p_.directions + d; }
 
   void pack() {
@@ -280,6 +291,7 @@ class Member {
   // One layer and direction, as all steps of a segment see it.
   struct Layer {
     int64_t index, stack;
+    int64_t first;  // step of the segment
     bool reverse;
     LayerShape shape;
     const LayerWeights& w;
@@ -287,13 +299,14 @@ class Member {
     SequenceView input, output;
   };
 
-  Layer layer_of(int64_t index, int d) const {
+  Layer layer_of(int64_t index, int d, int64_t first) const {
     const int64_t stack = stack_index(index, d);
     const LayerWeights& w = p_.weights[stack];
     SequenceView output = index == p_.layers - 1 ? p_.output : between(index);
     output.data += d * p_.output_size();
     return {index,
             stack,
+            first,
             p_.reversed(d),
             p_.shape(index),
             w,
@@ -309,7 +322,7 @@ class Member {
 
   // Steps [first, last); the input is there up to step `ready`.
   void run_segment(int64_t index, int d, int64_t first, int64_t last, int64_t ready) {
-    const Layer layer = layer_of(index, d);
+    const Layer layer = layer_of(index, d, first);
     int64_t& started = mine_.started[layer.stack];
     if (first == 0) start_cell_state(layer.stack);
     for (int64_t s = first; s < last;) {
@@ -353,13 +366,17 @@ class Member {
   // part of parts: of the next chunk's input product, where it is computed ahead.
   void run_step(const Layer& layer, int64_t s, int64_t active, float* const* gates, bool ahead,
                 int64_t parts, int64_t part) {
-    const auto& [index, stack, reverse, shape, w, packed, input, output] = layer;
+    const auto& [index, stack, first, reverse, shape, w, packed, input, output] = layer;
     const bool projected = p_.projection > 0;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
-      mine_.h_prev[i] = h_before(p_, output, stack, reverse, s, r, scratch_.zeros);
-      mine_.h[i] = projected ? lane_.hidden + i * pass_.units
-                             : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
+      const bool recent = lane_.recent != nullptr;
+      mine_.h_prev[i] = recent && s > first
+                            ? recent_row(s - 1, i)
+                            : h_before(p_, output, stack, reverse, s, r, scratch_.zeros);
+      mine_.h[i] = recent      ? recent_row(s, i)
+                   : projected ? lane_.hidden + i * pass_.units
+                               : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
       if (mine_.c_state != nullptr) {
         mine_.c_prev[i] = c_row(stack, s - 1, i);
         mine_.c_next[i] = c_row(stack, s, i);
@@ -383,6 +400,13 @@ class Member {
         {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev,
          mine_.c_next, mine_.h_prev, mine_.h, p_.reserve_gates != nullptr});
     if (projected) project(shape, w, packed, reverse, s, active, output);
+    if (lane_.recent != nullptr) {
+      for (int64_t i = 0; i < active; ++i) {
+        const int64_t r = pass_.set.row(i);
+        LayerPass::copy(p_.rows.at(output, p_.rows.time_of(s, r, reverse), r), mine_.h[i],
+                        pass_.own_outputs());
+      }
+    }
     if (p_.reserve_h == nullptr) return;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
