@@ -19,7 +19,14 @@ namespace rnnpack {
 
 namespace {
 
+// Of a row here there is only what the thread owns: its blocks of units, its panels of outputs.
 struct MemberScratch {
+  float* own_dh;  // [rows, own outputs]
+  float* own_dc;  // [rows, own units], as the three below; null for cells without a cell state
+  float* own_c_0;
+  float* own_gates;  // [chunk rows, own columns] when rebuilt
+  float* unused_h;   // [rows, own units]: where a rebuilt step's h and c go
+  float* unused_c;
   const float** a;  // [chunk rows] rows of input, then of h, of a chunk whose gates are rebuilt
   float** gates;    // [chunk rows]
   const float** c_prev;
@@ -33,14 +40,11 @@ struct MemberScratch {
   float** dh_total;
   float** dhidden;
   float** hidden;
-  float** unused;  // where a rebuilt step's h and c go
+  float** unused;
 };
 
 struct GroupScratch {
-  float* gates;     // [chunk rows, columns] when rebuilt
-  float* dhidden;   // [rows, padded units]
-  float* unused_h;  // [rows, padded units]
-  float* unused_c;
+  float* dhidden;  // [rows, padded units]
   Barrier* step_barrier;
 };
 
@@ -48,9 +52,6 @@ struct Scratch {
   void* packed;     // forward weights, when gates are rebuilt
   void* weight_hh;  // panels of weight_hh by its columns: k = gates * hidden
   void* weight_hr;  // panels of weight_hr by its columns: k = projection
-  float* dh;        // [count, padded outputs]
-  float* dc;        // [count, padded units]
-  float* c_0;       // [count, padded units]
   float* zeros;     // max(outputs, units), padded
   ChunkGradients chunk;
   GroupScratch* groups;
@@ -74,22 +75,12 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
   if (b.recompute()) s.packed = arena.take<char>(shape.packed_bytes());
   s.weight_hh = arena.take<char>(p.hh_columns(p.output_size()).bytes(gate_columns(p)));
   if (p.projection > 0) s.weight_hr = arena.take<char>(p.hh_columns(p.hidden).bytes(p.projection));
-  s.dh = arena.take<float>(p.rows.count * outputs);
-  if (has_cell_state) {
-    s.dc = arena.take<float>(p.rows.count * units);
-    s.c_0 = arena.take<float>(p.rows.count * units);
-  }
   s.zeros = arena.take<float>(std::max(units, outputs));
   s.chunk = lay_out_chunk(arena, p);
   s.groups = arena.take<GroupScratch>(plan.row_groups);
   for (int g = 0; g < plan.row_groups; ++g) {
     GroupScratch group{};
     if (plan.threads > 1) arena.leave_page();
-    if (b.recompute()) {
-      group.gates = arena.take<float>(chunk_rows * shape.gates().columns());
-      group.unused_h = arena.take<float>(rows * units);
-      if (has_cell_state) group.unused_c = arena.take<float>(rows * units);
-    }
     if (p.projection > 0) group.dhidden = arena.take<float>(rows * units);
     group.step_barrier = arena.take<Barrier>(1);
     if (!measure) s.groups[g] = group;
@@ -98,6 +89,19 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
   for (int i = 0; i < plan.threads; ++i) {
     MemberScratch m{};
     if (plan.threads > 1) arena.leave_page();
+    const int unit_thread = i % plan.unit_threads;
+    const Range blocks = share(shape.gates().blocks(), plan.unit_threads, unit_thread);
+    const Range panels = share(outputs / kPanel, plan.unit_threads, unit_thread);
+    m.own_dh = arena.take<float>(rows * units_of(panels));
+    if (has_cell_state) {
+      m.own_dc = arena.take<float>(rows * units_of(blocks));
+      m.own_c_0 = arena.take<float>(rows * units_of(blocks));
+    }
+    if (b.recompute()) {
+      m.own_gates = arena.take<float>(chunk_rows * columns_of(shape.gates(), blocks));
+      m.unused_h = arena.take<float>(rows * units_of(blocks));
+      if (has_cell_state) m.unused_c = arena.take<float>(rows * units_of(blocks));
+    }
     m.a = arena.take<const float*>(chunk_rows);
     m.gates = arena.take<float*>(chunk_rows);
     for (const float*** rows_of : {&m.c_prev, &m.c, &m.h_prev, &m.grad_output, &m.dgates_in})
@@ -126,8 +130,7 @@ class Member {
         pass_(kernels, problem.forward, plan, index / plan.unit_threads, index % plan.unit_threads),
         gradients_(kernels, problem, scratch.gradients, scratch.chunk, scratch.zeros, plan.threads,
                    index),
-        shape_(problem.forward.shape(0)),
-        outputs_(round_up(problem.forward.output_size(), kPanel)) {}
+        shape_(problem.forward.shape(0)) {}
 
   void run() {
     pack();
@@ -166,19 +169,28 @@ class Member {
     return p_.projection > 0 ? pass_.projection_panels : pass_.blocks;
   }
 
+  // Row i of the group in memory that holds only what this thread owns of a row, addressed by the
+  // row's first unit or output.
+  float* own_row(float* rows, int64_t i, Range own) const {
+    return rows + i * units_of(own) - own.first * kBlockUnits;
+  }
+  float* dh_row(int64_t i) const { return own_row(mine_.own_dh, i, own_output_panels()); }
+  float* dc_row(int64_t i) const { return own_row(mine_.own_dc, i, pass_.blocks); }
+  float* c_0_row(int64_t i) const { return own_row(mine_.own_c_0, i, pass_.blocks); }
+
   void start_gradients() {
     const Range outputs = pass_.own_outputs();
     const Range units = pass_.own_units();
     const Range padded{pass_.blocks.first * kBlockUnits, pass_.blocks.last * kBlockUnits};
     for (int64_t i = 0; i < pass_.set.count; ++i) {
       const int64_t r = pass_.set.row(i);
-      float* dh = scratch_.dh + r * outputs_;
+      float* dh = dh_row(i);
       std::fill(dh + own_output_panels().first * kPanel, dh + own_output_panels().last * kPanel,
                 0.0f);
       LayerPass::copy(dh, b_.grad_h_0 + p_.rows.row_of(r) * p_.output_size(), outputs);
-      if (scratch_.dc == nullptr) continue;
-      float* dc = scratch_.dc + r * pass_.units;
-      float* c_0 = scratch_.c_0 + r * pass_.units;
+      if (mine_.own_dc == nullptr) continue;
+      float* dc = dc_row(i);
+      float* c_0 = c_0_row(i);
       std::fill(dc + padded.first, dc + padded.last, 0.0f);
       std::fill(c_0 + padded.first, c_0 + padded.last, 0.0f);
       LayerPass::copy(dc, b_.grad_c_0 + p_.rows.row_of(r) * p_.hidden, units);
@@ -189,11 +201,10 @@ class Member {
   void finish_gradients() {
     for (int64_t i = 0; i < pass_.set.count; ++i) {
       const int64_t r = pass_.set.row(i);
-      LayerPass::copy(b_.grad_h_0 + p_.rows.row_of(r) * p_.output_size(),
-                      scratch_.dh + r * outputs_, pass_.own_outputs());
-      if (scratch_.dc != nullptr) {
-        LayerPass::copy(b_.grad_c_0 + p_.rows.row_of(r) * p_.hidden, scratch_.dc + r * pass_.units,
-                        pass_.own_units());
+      LayerPass::copy(b_.grad_h_0 + p_.rows.row_of(r) * p_.output_size(), dh_row(i),
+                      pass_.own_outputs());
+      if (mine_.own_dc != nullptr) {
+        LayerPass::copy(b_.grad_c_0 + p_.rows.row_of(r) * p_.hidden, dc_row(i), pass_.own_units());
       }
     }
   }
@@ -214,9 +225,10 @@ class Member {
     }
   }
 
-  const float* c_before(int64_t s, int64_t r) const {
-    return s > 0 ? p_.reserve_c + (p_.rows.start_of(s - 1) + r) * pass_.units
-                 : scratch_.c_0 + r * pass_.units;
+  // c of the group's row i before step s.
+  const float* c_before(int64_t s, int64_t i) const {
+    return s > 0 ? p_.reserve_c + (p_.rows.start_of(s - 1) + pass_.set.row(i)) * pass_.units
+                 : c_0_row(i);
   }
 
   const float* h_before(int64_t s, int64_t r) const {
@@ -226,10 +238,11 @@ class Member {
   // Gates of steps [first, last) from input, h and c, with the sums in the forward pass's order:
   // the same bits. Returns the number of rows.
   int64_t rebuild_gates(int64_t first, int64_t last) {
-    const int64_t columns = pass_.gates.columns();
+    const int64_t columns = columns_of(pass_.gates, pass_.blocks);
     const int64_t rows = pass_.gather_rows(p_.input, p_.reverse, first, last, mine_.a, mine_.gates,
                                            [&](int64_t s, int64_t i) {
-      return group_.gates + ((s - first) * pass_.set.count + i) * columns;
+      return mine_.own_gates + ((s - first) * pass_.set.count + i) * columns -
+             pass_.gates.column(pass_.blocks.first);
     });
     pass_.start_gates(shape_, p_.weights[0], scratch_.packed, rows, mine_.a, mine_.gates);
 
@@ -248,12 +261,12 @@ class Member {
       const int64_t active = pass_.set.active_at(p_.rows, s);
       for (int64_t i = 0; i < active; ++i) {
         const int64_t r = pass_.set.row(i);
-        if (scratch_.c_0 != nullptr) {
-          mine_.c_prev[i] = c_before(s, r);
-          mine_.dc[i] = group_.unused_c + i * pass_.units;
+        if (mine_.unused_c != nullptr) {
+          mine_.c_prev[i] = c_before(s, i);
+          mine_.dc[i] = own_row(mine_.unused_c, i, pass_.blocks);
         }
         mine_.h_prev[i] = h_before(s, r);
-        mine_.unused[i] = group_.unused_h + i * pass_.units;
+        mine_.unused[i] = own_row(mine_.unused_h, i, pass_.blocks);
       }
       pass_.kernels.forward[static_cast<int>(p_.cell)](
           {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev,
@@ -268,13 +281,13 @@ class Member {
     const bool projected = p_.projection > 0;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
-      if (scratch_.dc != nullptr) {
-        mine_.c_prev[i] = c_before(s, r);
+      if (mine_.own_dc != nullptr) {
+        mine_.c_prev[i] = c_before(s, i);
         mine_.c[i] = p_.reserve_c + (p_.rows.start_of(s) + r) * pass_.units;
-        mine_.dc[i] = scratch_.dc + r * pass_.units;
+        mine_.dc[i] = dc_row(i);
       }
       mine_.h_prev[i] = h_before(s, r);
-      mine_.dh[i] = scratch_.dh + r * outputs_;
+      mine_.dh[i] = dh_row(i);
       mine_.dgates_in[i] = mine_.dgates[i] = scratch_.chunk.dgates_row(place + r);
       if (b_.grad_output.data != nullptr)
         mine_.grad_output[i] = p_.rows.at(b_.grad_output, p_.rows.time_of(s, r, p_.reverse), r);
@@ -327,7 +340,6 @@ class Member {
   const LayerPass pass_;
   const Gradients gradients_;
   const LayerShape shape_;
-  const int64_t outputs_;
 };
 
 struct Call {
