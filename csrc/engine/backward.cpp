@@ -218,7 +218,7 @@ class Member {
       } else {
         for (int64_t i = 0; i < active; ++i) {
           mine_.gates[i] =
-              p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
+              p_.reserve_gates + p_.rows.kept_at(s, pass_.set.row(i)) * pass_.gates.columns();
         }
       }
       run_step(s, p_.rows.start_of(s) - p_.rows.start_of(first), active, mine_.gates + end);
@@ -227,7 +227,7 @@ class Member {
 
   // c of the group's row i before step s.
   const float* c_before(int64_t s, int64_t i) const {
-    return s > 0 ? p_.reserve_c + (p_.rows.start_of(s - 1) + pass_.set.row(i)) * pass_.units
+    return s > 0 ? p_.reserve_c + p_.rows.kept_at(s - 1, pass_.set.row(i)) * pass_.units
                  : c_0_row(i);
   }
 
@@ -283,7 +283,7 @@ class Member {
       const int64_t r = pass_.set.row(i);
       if (mine_.own_dc != nullptr) {
         mine_.c_prev[i] = c_before(s, i);
-        mine_.c[i] = p_.reserve_c + (p_.rows.start_of(s) + r) * pass_.units;
+        mine_.c[i] = p_.reserve_c + p_.rows.kept_at(s, r) * pass_.units;
         mine_.dc[i] = dc_row(i);
       }
       mine_.h_prev[i] = h_before(s, r);

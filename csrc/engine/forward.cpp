@@ -271,14 +271,14 @@ class Member {
   // c of the group's row i after step s (s = -1: before the first).
   float* c_row(int64_t stack, int64_t s, int64_t i) const {
     if (p_.reserve_c != nullptr && s >= 0)
-      return p_.reserve_c + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.units;
+      return p_.reserve_c + p_.rows.kept_at(s, pass_.set.row(i)) * pass_.units;
     return mine_.c_state + (stack * pass_.set.count + i) * units_of(pass_.blocks) -
            pass_.blocks.first * kBlockUnits;
   }
 
   float* gates_row(int64_t layer, int64_t s, int64_t i) const {
     if (p_.reserve_gates != nullptr) {
-      return p_.reserve_gates + (p_.rows.start_of(s) + pass_.set.row(i)) * pass_.gates.columns();
+      return p_.reserve_gates + p_.rows.kept_at(s, pass_.set.row(i)) * pass_.gates.columns();
     }
     const int64_t place = plan_.pipelined ? layer / plan_.lanes % layers_at_once(p_, plan_) : 0;
     const int64_t steps = gate_steps(plan_);
@@ -410,7 +410,7 @@ class Member {
     if (p_.reserve_h == nullptr) return;
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
-      float* kept = p_.reserve_h + (p_.rows.start_of(s) + r) * p_.output_size();
+      float* kept = p_.reserve_h + p_.rows.kept_at(s, r) * p_.output_size();
       LayerPass::copy(kept, p_.rows.at(output, p_.rows.time_of(s, r, reverse), r),
                       pass_.own_outputs());
     }

@@ -29,7 +29,7 @@ inline int64_t state_row(const Problem& p, int64_t stack, int64_t r) {
 inline const float* h_before(const Problem& p, const SequenceView& output, int64_t stack,
                              bool reverse, int64_t s, int64_t r, const float* absent) {
   if (s > 0 && p.reserve_h != nullptr)
-    return p.reserve_h + (p.rows.start_of(s - 1) + r) * p.output_size();
+    return p.reserve_h + p.rows.kept_at(s - 1, r) * p.output_size();
   if (s > 0) return p.rows.at(output, p.rows.time_of(s - 1, r, reverse), r);
   return p.h_0 != nullptr ? p.h_0 + state_row(p, stack, r) * p.output_size() : absent;
 }

@@ -74,6 +74,7 @@ struct Rows {
   const int64_t* lengths;     // [count], not increasing; null: all have `steps`
   const int64_t* active;      // [steps], rows with length > s; null: count
   const int64_t* row_start;   // [steps], rows of all earlier steps; null: s * count
+  const int64_t* row_offset;  // [count], steps of all rows before; null: r * steps
   const int64_t* time_index;  // [steps]; null: t
   const int64_t* row_index;   // [count]; null: r. Also the row of the states.
 
@@ -81,6 +82,12 @@ struct Rows {
   int64_t active_at(int64_t s) const { return active == nullptr ? count : active[s]; }
   int64_t start_of(int64_t s) const { return row_start == nullptr ? s * count : row_start[s]; }
   int64_t total() const { return steps == 0 ? 0 : start_of(steps - 1) + active_at(steps - 1); }
+  // Where step s of a row is kept for the backward pass: a row's steps together, so that what two
+  // threads write lies apart. Where lengths differ and row_offset is null, all rows have room for
+  // `steps`.
+  int64_t kept_at(int64_t s, int64_t r) const {
+    return (row_offset == nullptr ? r * steps : row_offset[r]) + s;
+  }
   int64_t row_of(int64_t r) const { return row_index == nullptr ? r : row_index[r]; }
   int64_t time_of(int64_t s, int64_t r, bool reverse) const {
     return reverse ? length(r) - 1 - s : s;
@@ -110,9 +117,9 @@ struct Problem {
   const float* c_0;             // [layers * directions, count, hidden]; null: zero
   float* h_n;                   // as h_0, all written; null: the output is enough (one step)
   float* c_n;                   // null for cells without a cell state
-  float* reserve_gates;         // [total rows, columns], one layer and direction; null: inference
-  float* reserve_c;             // [total rows, padded units]
-  float* reserve_h;  // [total rows, output]: a copy, as the caller may change the output; null:
+  float* reserve_gates;         // [kept steps, columns], one layer and direction; null: inference
+  float* reserve_c;             // [kept steps, padded units]
+  float* reserve_h;  // [kept steps, output]: a copy, as the caller may change the output; null:
                      // there is none
 
   LayerShape shape(int64_t layer) const {

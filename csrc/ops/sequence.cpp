@@ -93,7 +93,11 @@ void Sequence::read_batch_sizes(const Tensor& batch_sizes, int64_t total) {
   for (const int64_t running : active_) {
     for (int64_t r = 0; r < running; ++r) ++lengths_[static_cast<size_t>(r)];
   }
+  row_offset_.assign(static_cast<size_t>(rows_.count), 0);
+  for (size_t r = 1; r < row_offset_.size(); ++r)
+    row_offset_[r] = row_offset_[r - 1] + lengths_[r - 1];
   time_index_ = row_start_;
+  rows_.row_offset = row_offset_.data();
   rows_.lengths = lengths_.data();
   rows_.active = active_.data();
   rows_.row_start = row_start_.data();

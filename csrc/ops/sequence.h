@@ -34,7 +34,7 @@ class Sequence {
   bool packed_;
   bool one_step_;
   int64_t total_ = 0;
-  std::vector<int64_t> lengths_, active_, row_start_, time_index_, row_index_;
+  std::vector<int64_t> lengths_, active_, row_start_, row_offset_, time_index_, row_index_;
 };
 
 }  // namespace rnnpack::ops

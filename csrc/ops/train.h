@@ -7,10 +7,10 @@ namespace rnnpack::ops {
 
 // input: [L, N, F], [sum(batch_sizes), F], or [N, F] without batch_sizes: one step; states [N, .].
 // Returns (output, h_n, c_n, reserve); c_n is empty for cells without a cell state. reserve, in one
-// dimension: gates after activation [rows, columns] (not if recompute), cell states [rows, padded
-// units], and h [rows, output] (not if recompute: then the backward pass takes it from the output).
-// dtype: of the panels; none: that of the weights, which may be 16 bits wide. Everything else is
-// float32.
+// dimension, a row's steps together: gates after activation [rows, columns] (not if recompute),
+// cell states [rows, padded units], and h [rows, output] (not if recompute: then the backward pass
+// takes it from the output). dtype: of the panels; none: that of the weights, which may be 16 bits
+// wide. Everything else is float32.
 std::tuple<Tensor, Tensor, Tensor, Tensor> train(
     const Tensor& input, const std::optional<Tensor>& h_0, const std::optional<Tensor>& c_0,
     const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,

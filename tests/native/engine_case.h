@@ -284,9 +284,9 @@ class Setup {
     return {Floats(places() * k_.directions * k_.output()),
             Floats(stacks_ * k_.count * k_.output()),
             Floats(has_c ? stacks_ * k_.count * k_.hidden : 0),
-            Floats(k_.train && !recompute ? rows_.total() * gates.columns() : 0),
-            Floats(k_.train && has_c ? rows_.total() * gates.blocks() * kBlockUnits : 0),
-            Floats(k_.train && !recompute ? rows_.total() * k_.output() : 0)};
+            Floats(k_.train && !recompute ? places() * gates.columns() : 0),
+            Floats(k_.train && has_c ? places() * gates.blocks() * kBlockUnits : 0),
+            Floats(k_.train && !recompute ? places() * k_.output() : 0)};
   }
 
   Problem problem(const Outputs& to) const {
@@ -378,6 +378,12 @@ class Setup {
     rows_.active = active_.data();
     rows_.row_start = row_start_.data();
     if (k_.form == Form::kPacked) {
+      int64_t steps_before = 0;
+      for (const int64_t length : lengths_) {
+        row_offset_.push_back(steps_before);
+        steps_before += length;
+      }
+      rows_.row_offset = row_offset_.data();
       rows_.time_index = row_start_.data();
     } else {
       rows_.row_index = row_index_.data();
@@ -388,7 +394,7 @@ class Setup {
   const KernelTable& table_;
   const int64_t stacks_;
   Floats input_, h_0_, c_0_;
-  std::vector<int64_t> lengths_, active_, row_start_, row_index_;
+  std::vector<int64_t> lengths_, active_, row_start_, row_offset_, row_index_;
   Rows rows_{};
   std::vector<Layer> layers_;
   std::vector<LayerWeights> weights_;
