@@ -71,6 +71,9 @@ int64_t layers_at_once(const Problem& p, const Plan& plan) {
   return plan.wavefront(p) && plan.pipelined ? p.layers / plan.lanes : 1;
 }
 
+// Whether threads that share no h keep it to themselves: the output's rows lie between those that
+// other threads are about to write. Where they do share it, they read what the output got, and with
+// a reserve what that got.
 bool keeps_recent(const Problem& p, const Plan& plan) {
   return plan.threads > 1 && plan.unit_threads == 1 && p.projection == 0 && p.reserve_h == nullptr;
 }
@@ -277,14 +280,11 @@ class Member {
   }
 
   float* gates_row(int64_t layer, int64_t s, int64_t i) const {
-    if (p_.reserve_gates != nullptr) {
+    if (p_.reserve_gates != nullptr)
       return p_.reserve_gates + p_.rows.kept_at(s, pass_.set.row(i)) * pass_.gates.columns();
-    }
     const int64_t place = plan_.pipelined ? layer / plan_.lanes % layers_at_once(p_, plan_) : 0;
-    const int64_t steps = gate_steps(plan_);
-    return mine_.gates +
-           ((place * steps + s % steps) * pass_.set.count + i) *
-               columns_of(pass_.gates, pass_.blocks) -
+    const int64_t steps = gate_steps(plan_), width = columns_of(pass_.gates, pass_.blocks);
+    return mine_.gates + ((place * steps + s % steps) * pass_.set.count + i) * width -
            pass_.gates.column(pass_.blocks.first);
   }
 
@@ -367,16 +367,19 @@ class Member {
   void run_step(const Layer& layer, int64_t s, int64_t active, float* const* gates, bool ahead,
                 int64_t parts, int64_t part) {
     const auto& [index, stack, first, reverse, shape, w, packed, input, output] = layer;
-    const bool projected = p_.projection > 0;
+    const bool projected = p_.projection > 0, recent = lane_.recent != nullptr;
+    const auto output_row = [&](int64_t i) {
+      const int64_t r = pass_.set.row(i);
+      return p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
+    };
     for (int64_t i = 0; i < active; ++i) {
       const int64_t r = pass_.set.row(i);
-      const bool recent = lane_.recent != nullptr;
       mine_.h_prev[i] = recent && s > first
                             ? recent_row(s - 1, i)
                             : h_before(p_, output, stack, reverse, s, r, scratch_.zeros);
       mine_.h[i] = recent      ? recent_row(s, i)
                    : projected ? lane_.hidden + i * pass_.units
-                               : p_.rows.at(output, p_.rows.time_of(s, r, reverse), r);
+                               : output_row(i);
       if (mine_.c_state != nullptr) {
         mine_.c_prev[i] = c_row(stack, s - 1, i);
         mine_.c_next[i] = c_row(stack, s, i);
@@ -400,19 +403,11 @@ class Member {
         {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev,
          mine_.c_next, mine_.h_prev, mine_.h, p_.reserve_gates != nullptr});
     if (projected) project(shape, w, packed, reverse, s, active, output);
-    if (lane_.recent != nullptr) {
-      for (int64_t i = 0; i < active; ++i) {
-        const int64_t r = pass_.set.row(i);
-        LayerPass::copy(p_.rows.at(output, p_.rows.time_of(s, r, reverse), r), mine_.h[i],
-                        pass_.own_outputs());
-      }
-    }
-    if (p_.reserve_h == nullptr) return;
     for (int64_t i = 0; i < active; ++i) {
-      const int64_t r = pass_.set.row(i);
-      float* kept = p_.reserve_h + p_.rows.kept_at(s, r) * p_.output_size();
-      LayerPass::copy(kept, p_.rows.at(output, p_.rows.time_of(s, r, reverse), r),
-                      pass_.own_outputs());
+      if (recent) LayerPass::copy(output_row(i), mine_.h[i], pass_.own_outputs());
+      if (p_.reserve_h == nullptr) continue;
+      float* kept = p_.reserve_h + p_.rows.kept_at(s, pass_.set.row(i)) * p_.output_size();
+      LayerPass::copy(kept, output_row(i), pass_.own_outputs());
     }
   }
 

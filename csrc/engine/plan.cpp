@@ -13,9 +13,9 @@ namespace {
 // more on one core.
 constexpr int64_t kTeamWork = 400'000;
 // What a step's barrier costs, in multiply-adds for each ns that a line takes from core to core:
-// the barrier is four such ways, the lines of h that follow it as many, and one row makes about 30
-// multiply-adds in a ns.
-constexpr int64_t kBarrierWorkPerNs = 320;
+// the barrier is four such ways, the lines of h that follow it some more, and one row makes about
+// 30 multiply-adds in a ns.
+constexpr int64_t kBarrierWorkPerNs = 220;
 // Below and above these no machine's barrier decides.
 constexpr int64_t kLeastBarrierWork = 10'000, kMostBarrierWork = 1'000'000;
 
