@@ -129,6 +129,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(
   Tensor h_n = empty({layer.rows(), layer.shape.output()});
   Tensor c_n = layer.has_cell_state() ? empty({layer.rows(), layer.shape.hidden}) : empty({0});
   Tensor reserve = empty({layer.reserve_floats(recompute)});
+  prefer_huge_pages(reserve.data_ptr(),
+                    layer.reserve_floats(recompute) * static_cast<int64_t>(sizeof(float)));
 
   problem.output = layer.sequence.view(output);
   problem.h_n = floats(h_n);
