@@ -5,9 +5,12 @@ values and gradients of ours, of torch's and of the truth are compared by one fu
 """
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -398,3 +401,12 @@ def assert_fails_as_in_torch(ours: Callable[[], Any], torchs: Callable[[], Any])
     if mine[1] != theirs[1]:
         assert any(text in theirs[1] for text in TEXTS_OF_KERNELS), f"{mine}; torch raises {theirs}"
         assert any(word in mine[1] for word in ("input", "hidden", "h_0", "hx", "state")), mine
+
+
+def resident_growth(over: str) -> list[int]:
+    """Bytes by which resident memory grows over many calls: see resident.py."""
+    script = Path(__file__).with_name("resident.py")
+    done = subprocess.run(
+        [sys.executable, script, over], check=True, capture_output=True, text=True
+    )
+    return [int(growth) for growth in done.stdout.split()]

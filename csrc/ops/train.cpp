@@ -11,6 +11,10 @@ namespace rnnpack::ops {
 
 namespace {
 
+// Up to so many bytes malloc may serve from memory that it keeps (glibc:
+// DEFAULT_MMAP_THRESHOLD_MAX).
+constexpr int64_t kAlwaysMapped = int64_t{32} << 20;
+
 // The arguments that both passes take, checked, as a problem of one layer and direction.
 struct Layer {
   Dense dense;
@@ -129,8 +133,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(
   Tensor h_n = empty({layer.rows(), layer.shape.output()});
   Tensor c_n = layer.has_cell_state() ? empty({layer.rows(), layer.shape.hidden}) : empty({0});
   Tensor reserve = empty({layer.reserve_floats(recompute)});
-  prefer_huge_pages(reserve.data_ptr(),
-                    layer.reserve_floats(recompute) * static_cast<int64_t>(sizeof(float)));
+  const int64_t reserve_bytes =
+      layer.reserve_floats(recompute) * static_cast<int64_t>(sizeof(float));
+  // What malloc always maps anew and gives back: elsewhere other tensors would get the pages later.
+  if (reserve_bytes > kAlwaysMapped) prefer_huge_pages(reserve.data_ptr(), reserve_bytes);
 
   problem.output = layer.sequence.view(output);
   problem.h_n = floats(h_n);
