@@ -1,4 +1,7 @@
-"""Tensors that a call did not expect: what may be done to one before it is handed over."""
+"""Tensors that a call did not expect, and memory that shows whether it keeps within them."""
+
+import ctypes
+import mmap
 
 import torch
 
@@ -64,3 +67,27 @@ CHANGES_OF_TENSORS = {
     "zeros": torch.zeros_like,
     "huge": lambda tensor: torch.full_like(tensor, 127 if tensor.dtype == torch.uint8 else 2.0**62),
 }  # fmt: skip
+
+
+class Fence:
+    """Memory that ends at a page which nobody may touch: one byte too far ends the process."""
+
+    def __init__(self) -> None:
+        self._mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+        self._mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._maps: list[mmap.mmap] = []
+
+    def before(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy `tensor` to lie directly before such a page."""
+        size = tensor.numel() * tensor.element_size()
+        if size == 0:
+            return tensor
+        whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(-1, whole + mmap.PAGESIZE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert self._mprotect(address + whole, mmap.PAGESIZE, 0) == 0, ctypes.get_errno()
+        self._maps.append(memory)
+        flat = torch.frombuffer(
+            memory, dtype=tensor.dtype, offset=whole - size, count=tensor.numel()
+        )
+        return flat.view(tensor.shape).copy_(tensor)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rnnpack
 from helpers import KINDS, LSTM, assert_same_bits, resident_growth
 from rnnpack.ops import CELL_INDEX, calls
-from spoiled import CHANGES_OF_TENSORS
+from spoiled import CHANGES_OF_TENSORS, Fence
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 
@@ -140,7 +140,7 @@ def test_a_projected_layer_goes_the_short_way(watch, monkeypatch):
     assert_same_bits(result, long_way(monkeypatch, lambda: layer(input)))
 
 
-def test_inputs_that_are_not_contiguous(watch, monkeypatch):
+def test_inputs_that_are_not_contiguous(watch):
     layer, wide = LSTM.make(6, 9), torch.randn(4, 6, 22)
     for input in (wide.transpose(0, 1)[..., :6], wide[..., ::3][..., :6], wide.permute(2, 0, 1)):
         short, result = watch.took(lambda: layer(input))  # noqa: B023  # called at once
@@ -309,7 +309,7 @@ def test_tensors_of_other_kinds_are_left_to_the_long_way(convert, watch, capfd):
         assert capfd.readouterr().err == ""
 
 
-def test_weights_are_computed_once(monkeypatch):
+def test_weights_are_computed_once():
     """Spectral norm changes its estimate at every look, in training."""
     ours, torchs = LSTM.pair(3, 4)
     for layer in (ours, torchs):
@@ -377,28 +377,58 @@ def test_tensors_of_a_call_are_freed():
         assert [ref() for ref in watched] == [None, None]
 
 
+def each_spoiled(kind, change, input, *shape):
+    """Input, h, c, hx and weights of a call, with one of the tensors spoiled, then another."""
+    has_c = kind.states == 2
+    tensors = dict(kind.make(4, 6).named_parameters()) | {"input": input, "h": torch.randn(shape)}
+    tensors |= {"c": torch.randn(shape)} if has_c else {}
+    for name, tensor in tensors.items():
+        spoiled = tensors | {name: CHANGES_OF_TENSORS[change](tensor.detach())}
+        input, h, c = spoiled.pop("input"), spoiled.pop("h"), spoiled.pop("c", None)
+        yield input, h, c, (h, c) if has_c else h, spoiled
+
+
 @each_kind
 @pytest.mark.parametrize("change", CHANGES_OF_TENSORS)
 def test_a_spoiled_tensor_is_declined_or_makes_no_difference(kind, change):
     """Whatever the native side accepts by handle, it accepts as an op, with the same bits."""
-    tensors = dict(kind.make(4, 6).named_parameters()) | {
-        "input": torch.randn(5, 3, 4),
-        "h_0": torch.randn(1, 3, 6),
-        "c_0": torch.randn(1, 3, 6) if kind.states == 2 else None,
-    }
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        spoiled = tensors | {name: CHANGES_OF_TENSORS[change](tensor.detach())}
-        input, h_0, c_0 = (spoiled.pop(key) for key in ("input", "h_0", "c_0"))
-        weights, hx = spoiled, (h_0, c_0) if kind.states == 2 else h_0
-        stack = (CELL_INDEX[kind.cell], 1, 6, 0, False, False)
+    op, stack = torch.ops.rnnpack.infer.default, (CELL_INDEX[kind.cell], 1, 6, 0, False, False)
+
+    def by_op(input, h, c, weights):
+        output, h, c = op(input, h, c, list(weights.values()), None, None, *stack)
+        return output, (h, c) if kind.states == 2 else h
+
+    for input, h, c, hx, weights in each_spoiled(kind, change, torch.randn(5, 3, 4), 1, 3, 6):
         short = calls.infer(None, weights, list(weights), input, hx, *stack)
-        if short is None:
-            continue
-        op = torch.ops.rnnpack.infer.default
-        output, h_n, c_n = op(input, h_0, c_0, list(weights.values()), None, None, *stack)
-        assert_same_bits(short, (output, (h_n, c_n) if kind.states == 2 else h_n))
+        if short is not None:
+            assert_same_bits(short, by_op(input, h, c, weights))
+
+    # A cell takes the same without a dimension for steps.
+    for input, h, c, hx, weights in each_spoiled(kind, change, torch.randn(3, 4), 3, 6):
+        short = calls.cell(None, weights, list(weights), input, hx, stack[0])
+        if short is not None:
+            one, *states = (None if t is None else t.unsqueeze(0) for t in (input, h, c))
+            _, state = by_op(one, *states, weights)
+            assert_same_bits(short, tuple(t[0] for t in state) if kind.states == 2 else state[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="protects pages with mprotect")
+@each_kind
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_cells_read_nothing_past_their_tensors(kind, packed, watch):
+    fence = Fence()
+    for hidden, batch in [(1, 1), (6, 3), (17, 20), (35, 2)]:
+        cell = cell_of(kind, 5, hidden)
+        if packed:
+            rnnpack.pack(cell)
+        for home in (cell._parameters, cell._buffers):
+            for name, tensor in home.items():
+                moved = fence.before(tensor.detach())
+                home[name] = moved if packed else nn.Parameter(moved)
+        hx = states(kind, batch, hidden)
+        hx = tuple(map(fence.before, hx)) if kind.states == 2 else fence.before(hx)
+        short, _ = watch.took(lambda: cell(fence.before(torch.randn(batch, 5)), hx))  # noqa: B023
+        assert short
 
 
 def test_memory_stays_flat():

@@ -4,8 +4,6 @@ The ops stand behind public functions, but anybody can call them, a saved graph 
 each checks all that it is given.
 """
 
-import ctypes
-import mmap
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 
 from helpers import assert_same_bits
 from rnnpack.ops import CELL_INDEX, CELLS, is_direct, layout, library_status
-from spoiled import CHANGES_OF_TENSORS, strided
+from spoiled import CHANGES_OF_TENSORS, Fence, strided
 
 pytestmark = pytest.mark.skipif(
     not library_status().loaded, reason=f"no native library: {library_status().reason}"
@@ -367,30 +365,6 @@ def test_train_of_one_step_gives_the_bits_of_a_sequence_of_one() -> None:
 
 
 # --- Memory past the end --------------------------------------------------------------------------
-
-
-class Fence:
-    """Memory that ends at a page which nobody may touch: one byte too far ends the process."""
-
-    def __init__(self) -> None:
-        self._mprotect = ctypes.CDLL(None, use_errno=True).mprotect
-        self._mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        self._maps: list[mmap.mmap] = []
-
-    def before(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy `tensor` to lie directly before such a page."""
-        size = tensor.numel() * tensor.element_size()
-        if size == 0:
-            return tensor
-        whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = mmap.mmap(-1, whole + mmap.PAGESIZE)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        assert self._mprotect(address + whole, mmap.PAGESIZE, 0) == 0, ctypes.get_errno()
-        self._maps.append(memory)
-        flat = torch.frombuffer(
-            memory, dtype=tensor.dtype, offset=whole - size, count=tensor.numel()
-        )
-        return flat.view(tensor.shape).copy_(tensor)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages with mprotect")

@@ -19,7 +19,8 @@ namespace rnnpack {
 
 namespace {
 
-// Of a row here there is only what the thread owns: its blocks of units, its panels of outputs.
+// Of the rows of the first six there is only what the thread owns: its blocks of units, its panels
+// of outputs.
 struct MemberScratch {
   float* own_dh;  // [rows, own outputs]
   float* own_dc;  // [rows, own units], as the three below; null for cells without a cell state
@@ -169,14 +170,12 @@ class Member {
     return p_.projection > 0 ? pass_.projection_panels : pass_.blocks;
   }
 
-  // Row i of the group in memory that holds only what this thread owns of a row, addressed by the
-  // row's first unit or output.
-  float* own_row(float* rows, int64_t i, Range own) const {
-    return rows + i * units_of(own) - own.first * kBlockUnits;
+  // Of the group's row i.
+  float* dh_row(int64_t i) const {
+    return LayerPass::own_row(mine_.own_dh, i, own_output_panels());
   }
-  float* dh_row(int64_t i) const { return own_row(mine_.own_dh, i, own_output_panels()); }
-  float* dc_row(int64_t i) const { return own_row(mine_.own_dc, i, pass_.blocks); }
-  float* c_0_row(int64_t i) const { return own_row(mine_.own_c_0, i, pass_.blocks); }
+  float* dc_row(int64_t i) const { return LayerPass::own_row(mine_.own_dc, i, pass_.blocks); }
+  float* c_0_row(int64_t i) const { return LayerPass::own_row(mine_.own_c_0, i, pass_.blocks); }
 
   void start_gradients() {
     const Range outputs = pass_.own_outputs();
@@ -238,11 +237,9 @@ class Member {
   // Gates of steps [first, last) from input, h and c, with the sums in the forward pass's order:
   // the same bits. Returns the number of rows.
   int64_t rebuild_gates(int64_t first, int64_t last) {
-    const int64_t columns = columns_of(pass_.gates, pass_.blocks);
     const int64_t rows = pass_.gather_rows(p_.input, p_.reverse, first, last, mine_.a, mine_.gates,
                                            [&](int64_t s, int64_t i) {
-      return mine_.own_gates + ((s - first) * pass_.set.count + i) * columns -
-             pass_.gates.column(pass_.blocks.first);
+      return pass_.own_gates_row(mine_.own_gates, (s - first) * pass_.set.count + i);
     });
     pass_.start_gates(shape_, p_.weights[0], scratch_.packed, rows, mine_.a, mine_.gates);
 
@@ -263,10 +260,10 @@ class Member {
         const int64_t r = pass_.set.row(i);
         if (mine_.unused_c != nullptr) {
           mine_.c_prev[i] = c_before(s, i);
-          mine_.dc[i] = own_row(mine_.unused_c, i, pass_.blocks);
+          mine_.dc[i] = LayerPass::own_row(mine_.unused_c, i, pass_.blocks);
         }
         mine_.h_prev[i] = h_before(s, r);
-        mine_.unused[i] = own_row(mine_.unused_h, i, pass_.blocks);
+        mine_.unused[i] = LayerPass::own_row(mine_.unused_h, i, pass_.blocks);
       }
       pass_.kernels.forward[static_cast<int>(p_.cell)](
           {pass_.gates, active, pass_.blocks.first, pass_.blocks.last, gates, mine_.c_prev,

@@ -268,24 +268,19 @@ class Member {
     return {scratch_.between[layer % 2], time_stride, width};
   }
 
-  // Rows of c and of gates are addressed by their first unit, which another thread may own: of a
-  // row in scratch there is only what this thread owns, so that what two threads write lies apart.
-
   // c of the group's row i after step s (s = -1: before the first).
   float* c_row(int64_t stack, int64_t s, int64_t i) const {
     if (p_.reserve_c != nullptr && s >= 0)
       return p_.reserve_c + p_.rows.kept_at(s, pass_.set.row(i)) * pass_.units;
-    return mine_.c_state + (stack * pass_.set.count + i) * units_of(pass_.blocks) -
-           pass_.blocks.first * kBlockUnits;
+    return LayerPass::own_row(mine_.c_state, stack * pass_.set.count + i, pass_.blocks);
   }
 
   float* gates_row(int64_t layer, int64_t s, int64_t i) const {
     if (p_.reserve_gates != nullptr)
       return p_.reserve_gates + p_.rows.kept_at(s, pass_.set.row(i)) * pass_.gates.columns();
     const int64_t place = plan_.pipelined ? layer / plan_.lanes % layers_at_once(p_, plan_) : 0;
-    const int64_t steps = gate_steps(plan_), width = columns_of(pass_.gates, pass_.blocks);
-    return mine_.gates + ((place * steps + s % steps) * pass_.set.count + i) * width -
-           pass_.gates.column(pass_.blocks.first);
+    const int64_t steps = gate_steps(plan_);
+    return pass_.own_gates_row(mine_.gates, (place * steps + s % steps) * pass_.set.count + i);
   }
 
   // One layer and direction, as all steps of a segment see it.

@@ -65,6 +65,15 @@ struct LayerPass {
     return {own.first * kPanel, std::min(own.last * kPanel, p.output_size())};
   }
 
+  // Row i of memory that holds only what this thread owns of a row, so that what two threads write
+  // lies apart: addressed by the row's first unit (output, gate column), which another may own.
+  static float* own_row(float* rows, int64_t i, Range own) {
+    return rows + i * units_of(own) - own.first * kBlockUnits;
+  }
+  float* own_gates_row(float* rows, int64_t i) const {
+    return rows + i * columns_of(gates, blocks) - gates.column(blocks.first);
+  }
+
   static void copy(float* to, const float* from, Range columns) {
     if (columns.first < columns.last) {
       std::memcpy(to + columns.first, from + columns.first,

@@ -91,10 +91,12 @@ std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optiona
     const auto at = static_cast<size_t>(i);
     const LayerShape shape =
         load_weights(kind, input, weights, at * each, each, dense, layer_weights[at]);
-    if (i == 0) problem.storage = shape.storage;
+    if (i == 0) {
+      problem.storage = shape.storage;
+      problem.input_size = shape.input;
+    }
     RNNPACK_CHECK(shape.storage == problem.storage, "packed weights of layer ", i / directions,
                   " are kept in another dtype than those of layer 0; pack all layers in one");
-    if (i == 0) problem.input_size = shape.input;
     const LayerShape expected = problem.shape(i / directions);
     RNNPACK_CHECK(shape.input == expected.input && shape.hidden == expected.hidden &&
                       shape.projection == expected.projection,
