@@ -374,6 +374,7 @@ void run_member(void* context, int member, int size) {
 int64_t backward_scratch_bytes(const BackwardProblem& problem, const Plan& plan) {
   Arena planned(nullptr), alone(nullptr);
   lay_out(planned, problem, plan, true);
+  if (plan.threads == 1) return planned.used();
   lay_out(alone, problem, single_thread(plan), true);
   return std::max(planned.used(), alone.used());
 }

@@ -42,7 +42,7 @@ struct MemberScratch {
   Chunk now, next;
   int64_t* started;           // [layers * directions] steps whose gates have their input product
   PipelinedLayer* pipelined;  // [layers * directions]
-  float** step_gates;         // [1]
+  float** step_gates;         // [rows]
   float** next_rows;          // [1] the next chunk's input as a panel of rows
   const float** h_prev;
   float** h;
@@ -52,7 +52,7 @@ struct MemberScratch {
 };
 
 struct Scratch {
-  void** packed;            // [layers * directions] packed weights made by this call
+  void** packed;            // [packings, layers * directions] weights packed by this call
   float* between[2];        // outputs of inner layers, in turn
   float* zeros;             // one absent initial hidden state
   float* projection_start;  // zeros, [padded projection]
@@ -100,11 +100,13 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
   const int64_t chunk_rows = plan.chunk_steps * rows;
   const int64_t padded_projection = round_up(p.projection, kPanel);
 
-  s.packed = arena.take<void*>(stacks);
-  for (int64_t i = 0; i < stacks; ++i) {
-    const LayerShape shape = p.shape(i / p.directions);
+  s.packed = arena.take<void*>(plan.packings * stacks);
+  for (int64_t i = 0; i < plan.packings * stacks; ++i) {
+    const int64_t stack = i % stacks;
+    const LayerShape shape = p.shape(stack / p.directions);
     // Direct products need the bias by slot all the same: the head of the packed form.
-    const bool made_here = p.weights[i].packed == nullptr;
+    const bool made_here = p.weights[stack].packed == nullptr;
+    if (plan.packings > 1 && stack == 0) arena.leave_page();
     void* packed =
         made_here ? arena.take<char>(p.direct ? shape.ih_offset() : shape.packed_bytes()) : nullptr;
     if (!measure) s.packed[i] = packed;
@@ -150,7 +152,7 @@ Scratch lay_out(Arena& arena, const Problem& p, const Plan& plan, bool measure) 
     member.started = arena.take<int64_t>(stacks);
     if (plan.pipelined) {
       member.pipelined = arena.take<PipelinedLayer>(stacks);
-      member.step_gates = arena.take<float*>(1);
+      member.step_gates = arena.take<float*>(rows);
       member.next_rows = arena.take<float*>(1);
       float* panel =
           arena.take<float>(kPanel * std::max(p.shape(0).input, p.shape(p.layers - 1).input));
@@ -185,6 +187,7 @@ class Member {
         lane_index_(index / plan.unit_threads % plan.lanes),
         lane_(scratch.lanes[group_ * plan.lanes + lane_index_]),
         mine_(scratch.members[index]),
+        made_(scratch.packed + group_ % plan.packings * problem.layers * problem.directions),
         pass_(kernels, problem, plan, group_, index % plan.unit_threads) {}
 
   void run() {
@@ -221,15 +224,16 @@ class Member {
 
   void pack() {
     std::fill_n(mine_.started, p_.layers * p_.directions, 0);
+    const int parts = plan_.threads / plan_.packings, part = index_ % parts;
     for (int64_t i = 0; i < p_.layers * p_.directions; ++i) {
       const LayerWeights& w = p_.weights[i];
       if (w.packed != nullptr) continue;
       const LayerShape shape = p_.shape(i / p_.directions);
       if (!p_.direct) {
-        pack_share(pass_.kernels, shape, w, plan_.threads, index_, scratch_.packed[i]);
-      } else if (index_ == 0) {
+        pack_share(pass_.kernels, shape, w, parts, part, made_[i]);
+      } else if (part == 0) {
         pack_bias(shape.gates(), traits(shape.cell), w.bias_ih, w.bias_hh,
-                  static_cast<float*>(scratch_.packed[i]));
+                  static_cast<float*>(made_[i]));
       }
     }
     if (plan_.pipelined) make_pipelined_tiles();
@@ -246,8 +250,8 @@ class Member {
       const void* packed = packed_weights(i);
       PipelinedLayer& layer = mine_.pipelined[i];
       for (const bool backwards : {false, true}) {
-        Product recurrent =
-            pass_.gates_product(shape, packed, true, 1, mine_.h_prev, nullptr, mine_.step_gates);
+        Product recurrent = pass_.gates_product(shape, packed, true, pass_.set.count, mine_.h_prev,
+                                                nullptr, mine_.step_gates);
         recurrent.backwards = backwards;
         make(recurrent, kMaxTilePanels, layer.recurrent[backwards]);
       }
@@ -259,7 +263,7 @@ class Member {
 
   const void* packed_weights(int64_t stack) const {
     const LayerWeights& w = p_.weights[stack];
-    return w.packed != nullptr ? w.packed : scratch_.packed[stack];
+    return w.packed != nullptr ? w.packed : made_[stack];
   }
 
   SequenceView between(int64_t layer) const {
@@ -329,13 +333,13 @@ class Member {
         started = end;
       }
       const int64_t next_end = std::min(end + plan_.chunk_steps, ready);
-      // Whole tiles only, of a row that still runs at all of their steps.
-      const bool ahead = plan_.pipelined && next_end - end == pass_.gemm().pipelined_rows &&
-                         pass_.set.active_at(p_.rows, next_end - 1) == 1;
+      // Whole tiles only, of rows that still run at all of their steps.
+      const bool ahead = plan_.pipelined && next_end - end == plan_.chunk_steps &&
+                         pass_.set.active_at(p_.rows, next_end - 1) == pass_.set.count;
       if (ahead) {
         gather(layer, end, next_end, mine_.next);
         pack_next_rows(layer.shape.input);
-        pass_.start_other_slots(layer.packed, next_end - end, mine_.next.gates);
+        pass_.start_other_slots(layer.packed, pass_.gemm().pipelined_rows, mine_.next.gates);
         started = next_end;
       }
       float** gates = mine_.now.gates;
@@ -386,10 +390,11 @@ class Member {
     if (ahead) {
       const PipelinedLayer& tiles = mine_.pipelined[stack];
       const Range own = share(tiles.input.count, parts, part);
-      mine_.step_gates[0] = gates[0];
+      std::copy_n(gates, active, mine_.step_gates);
       Tiles row = tiles.recurrent[LayerPass::reads_backwards(s)];
       if (!recurrent) row.count = 0;
-      multiply_pipelined(pass_.gemm(), row, {tiles.input.first + own.first, own.last - own.first});
+      multiply_pipelined(pass_.gemm(), active, row,
+                         {tiles.input.first + own.first, own.last - own.first});
     } else if (recurrent) {
       pass_.multiply_gates(shape, w, packed, true, active, mine_.h_prev, nullptr, gates,
                            LayerPass::reads_backwards(s));
@@ -478,6 +483,7 @@ class Member {
   const int index_, group_, lane_index_;
   const LaneScratch& lane_;
   const MemberScratch& mine_;
+  void* const* const made_;  // the group's share of Scratch::packed
   const LayerPass pass_;
 };
 
@@ -520,6 +526,7 @@ void run_member(void* context, int member, int size) {
 int64_t forward_scratch_bytes(const Problem& problem, const Plan& plan) {
   Arena planned(nullptr), alone(nullptr);
   lay_out(planned, problem, plan, true);
+  if (plan.threads == 1) return planned.used();
   lay_out(alone, problem, single_thread(plan), true);
   return std::max(planned.used(), alone.used());
 }

@@ -27,6 +27,8 @@ bool worth_a_barrier(int64_t step_work, const Machine& machine) {
 // Weights that one thread has packed come from its cache to the others' at some 10 GB/s, which is
 // 25 us at hidden 128: as much as the barriers of so many steps.
 constexpr int64_t kStepsOfRowGroups = 8;
+// From here on a line that another thread has packed comes later than packing it takes.
+constexpr int64_t kFarNs = 80;
 
 int64_t step_work(const Problem& p) {
   const int64_t gates = traits(p.cell).gates * p.hidden;
@@ -40,6 +42,12 @@ int64_t total_work(const Problem& p) {
             (step_work(p) + p.rows.count * traits(p.cell).gates * p.hidden * p.shape(l).input);
   }
   return work * p.rows.steps;
+}
+
+int64_t packed_bytes(const Problem& p) {
+  int64_t bytes = 0;
+  for (int64_t l = 0; l < p.layers; ++l) bytes += p.directions * p.shape(l).packed_bytes();
+  return bytes;
 }
 
 int largest_divisor(int n, int limit) {
@@ -68,6 +76,10 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, const Machine& mach
         threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));
   }
   threads /= plan.row_groups;
+  // Packed weights that stay in a group's own cache had better come from there.
+  if (plan.row_groups > 1 && !p.direct && p.weights[0].packed == nullptr &&
+      packed_bytes(p) <= machine.l2_bytes && machine.handover_ns() >= kFarNs)
+    plan.packings = plan.row_groups;
 
   // Directions and layers side by side where the weights of one stay in the cache of its one
   // thread. Larger ones are better shared, half of them in each cache, one direction or layer at a
@@ -92,11 +104,14 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, const Machine& mach
       std::clamp<int64_t>(machine.l2_bytes / 8 / std::max<int64_t>(step_gates, 1), 1, 64);
   plan.chunk_steps = std::min(plan.chunk_steps, plan.segment_steps);
 
-  plan.pipelined = kernels.pipelined_rows > 0 && !p.direct &&
-                   largest_group(p.rows, plan.row_groups) == 1 &&
-                   p.rows.steps >= 2 * kernels.pipelined_rows;
+  const int64_t group_rows = largest_group(p.rows, plan.row_groups);
+  if (!p.direct && group_rows > 0 && group_rows <= kernels.streamed_rows &&
+      group_rows * plan.row_groups == p.rows.count) {
+    const int64_t chunk_steps = kernels.pipelined_rows / group_rows;
+    plan.pipelined = p.rows.steps >= 2 * chunk_steps;
+    if (plan.pipelined) plan.chunk_steps = chunk_steps;
+  }
   if (plan.pipelined) {
-    plan.chunk_steps = kernels.pipelined_rows;
     if (plan.segment_steps < p.rows.steps)
       plan.segment_steps = round_up(plan.segment_steps, plan.chunk_steps);
   }

@@ -24,7 +24,8 @@ struct Plan {
   int64_t chunk_steps;     // steps of one input product: its gates stay in the second-level cache
                            // until they are used
   bool pipelined = false;  // the input product of the next chunk is computed beside the recurrent
-                           // products of this one, which are of one row each
+                           // products of this one; all groups have the same one or two rows
+  int packings = 1;        // of weights that the call packs: one for all, or one for each group
 
   // Whether each lane takes every lanes-th layer.
   bool wavefront(const Problem& problem) const { return problem.directions == 1 && lanes > 1; }

@@ -69,15 +69,16 @@ PyObject* decline() {
   Py_RETURN_NONE;
 }
 
-bool is_true(PyObject* function, PyObject* argument) {
-  const Object result(PyObject_CallFunctionObjArgs(function, argument, nullptr));
+// Of a new reference to what a function returned; a call that failed counts as true.
+bool is_true(PyObject* returned) {
+  const Object result(returned);
   return !result || PyObject_IsTrue(result.get()) != 0;
 }
 
 bool is_watched() {
   const Py_ssize_t count = PyTuple_Size(torch.watchers);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (is_true(PyTuple_GetItem(torch.watchers, i), nullptr)) return true;
+    if (is_true(PyObject_CallNoArgs(PyTuple_GetItem(torch.watchers, i)))) return true;
   }
   return false;
 }
@@ -111,7 +112,8 @@ class Handles {
     handles_[static_cast<size_t>(count_++)] = handle;
     const rnnpack::Plainness plain = torch.calls->plainness(handle);
     return plain == rnnpack::Plainness::kYes ||
-                   (plain == rnnpack::Plainness::kAskTorch && !is_true(torch.is_negated, object))
+                   (plain == rnnpack::Plainness::kAskTorch &&
+                    !is_true(PyObject_CallFunctionObjArgs(torch.is_negated, object, nullptr)))
                ? handle
                : nullptr;
   }
@@ -196,7 +198,7 @@ template <class Call>
 PyObject* run(PyObject* const* arguments, const Call& call, bool with_output) {
   const long cell = PyLong_AsLong(arguments[kCell]);
   if (torch.calls == nullptr || cell < 0 || cell >= rnnpack::kCellKinds) return decline();
-  const bool grad_mode = is_true(torch.grad_mode, nullptr);
+  const bool grad_mode = is_true(PyObject_CallNoArgs(torch.grad_mode));
   if ((grad_mode && in_training(arguments[kHome], arguments[kNames])) || is_watched())
     return decline();
   const bool has_cell_state = traits(static_cast<rnnpack::CellKind>(cell)).has_cell_state;

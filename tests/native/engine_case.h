@@ -412,7 +412,7 @@ inline std::string describe(const Case& k, const Plan& plan) {
   std::ostringstream text;
   text << k.text() << "; " << plan.row_groups << " groups x " << plan.lanes << " lanes x "
        << plan.unit_threads << ", segments of " << plan.segment_steps << ", chunks of "
-       << plan.chunk_steps;
+       << plan.chunk_steps << ", weights packed " << plan.packings << " times";
   return text.str();
 }
 

@@ -57,10 +57,13 @@ std::vector<Plan> plans(const Case& k) {
   const auto add = [&](int groups, int lanes, int unit_threads, int64_t segment, int64_t chunk) {
     found.push_back({groups * lanes * unit_threads, groups, lanes, unit_threads, segment,
                      std::min(chunk, segment)});
+    // Each group's own weights, or one copy for all: in turn.
+    if (groups > 1 && found.size() % 2 == 0) found.back().packings = groups;
   };
   add(1, 1, 1, steps, 1);
   add(1, 1, 1, steps, 3);
   add(2, 1, 1, steps, 2);
+  add(2, 1, 2, steps, 2);
   add(5, 1, 1, steps, steps);
   add(1, 1, 2, steps, steps);
   add(1, 1, 5, steps, 3);
@@ -96,8 +99,7 @@ void check_plans(Setup& setup, size_t each) {
 // The input product beside the recurrent one: the bits of one thread that does one after the other,
 // however many units, layers and rows share the work.
 void pipelined_plans(const KernelTable& table) {
-  const int chunk = table.gemm[0].pipelined_rows;
-  if (chunk == 0) return;  // this instruction set has none
+  if (table.gemm[0].pipelined_rows == 0) return;  // this instruction set has none
   Random random;
   int number = 0;
   for (int cell = 0; cell < kCellKinds; ++cell) {
@@ -106,6 +108,9 @@ void pipelined_plans(const KernelTable& table) {
            {std::pair{1, 1}, std::pair{4, 1}, std::pair{1, 2}, std::pair{2, 2}}) {
         for (const Form form : {Form::kEqual, Form::kLengths, Form::kPacked}) {
           ++number;
+          const int rows = 1 + number % table.gemm[0].streamed_rows;  // of each group
+          const int groups = 1 + number % 3;
+          const int chunk = table.gemm[0].pipelined_rows / rows;
           const auto kind = static_cast<CellKind>(cell);
           const bool lstm = kind == CellKind::kLstm;
           const bool train = layers == 1 && directions == 1 && number % 2 == 0;
@@ -117,16 +122,16 @@ void pipelined_plans(const KernelTable& table) {
                        .directions = directions,
                        .reverse = directions == 1 && number % 4 == 0,
                        .steps = 3 * chunk + 1 + number % chunk,
-                       .count = 1 + number % 3,
+                       .count = groups * rows,
                        .form = form,
                        .states = number % 5 != 0,
                        .train = train};
           Setup setup(k, table, random);
           const Outputs expected = setup.run(alone(k));
-          const auto groups = static_cast<int>(k.count);
           const auto check = [&](int lanes, int unit_threads, int64_t segment) {
             const Plan plan{
-                groups * lanes * unit_threads, groups, lanes, unit_threads, segment, chunk, true};
+                groups * lanes * unit_threads, groups, lanes, unit_threads, segment, chunk, true,
+                number % 2 == 0 ? 1 : groups};
             expect(setup.run(plan).same_bits(expected), describe(k, plan),
                    ", pipelined: other bits than one thread");
           };
@@ -411,6 +416,7 @@ void states_in_place(const KernelTable& table) {
 // --- The plan ------------------------------------------------------------------------------------
 
 int64_t near_cores() { return 50; }
+int64_t far_cores() { return 200; }
 
 // What make_plan may choose: threads that are all used, within the limit; and it gives the bits of
 // one thread.
@@ -439,8 +445,12 @@ void chosen_plans(const KernelTable& table) {
                  k.text(), ": groups of ", chosen.ih_group, " and ", chosen.hh_group, " panels");
           for (const int limit : {1, 2, 3, 4, 8, 61}) {
             for (const int64_t l2 : {int64_t{1} << 12, int64_t{1} << 20}) {
-              const Plan plan =
-                  make_plan(table.gemm[0], setup.problem(none), {limit, l2, near_cores});
+              const Machine near{limit, l2, near_cores}, far{limit, l2, far_cores};
+              const Plan plan = make_plan(table.gemm[0], setup.problem(none), near);
+              const Plan apart = make_plan(table.gemm[0], setup.problem(none), far);
+              expect(
+                  plan.packings == 1 && (apart.packings == 1 || apart.packings == apart.row_groups),
+                  k.text(), ": weights packed ", plan.packings, " and ", apart.packings, " times");
               const std::string text = describe(k, plan) + ", limit " + std::to_string(limit);
               expect(plan.threads >= 1 && plan.threads <= limit, text, ": ", plan.threads,
                      " threads");
@@ -453,8 +463,9 @@ void chosen_plans(const KernelTable& table) {
                   text, ": lanes without work");
               expect(directions == 1 || plan.segment_steps >= steps, text,
                      ": a direction would read what is not there yet");
-              expect(!plan.pipelined || plan.chunk_steps == table.gemm[0].pipelined_rows, text,
-                     ": chunks that no tile computes");
+              expect(!plan.pipelined ||
+                         count / plan.row_groups * plan.chunk_steps == table.gemm[0].pipelined_rows,
+                     text, ": chunks that no tile computes");
               expect(plan.chunk_steps >= 1 && plan.chunk_steps <= plan.segment_steps, text,
                      ": no whole chunks in a segment");
             }
@@ -462,9 +473,10 @@ void chosen_plans(const KernelTable& table) {
           if (count * hidden > 600) continue;  // enough to see that they run
           const Outputs expected = setup.run(alone(k));
           setup.set_groups(chosen.ih_group, chosen.hh_group);
-          for (const int limit : {3, 8}) {
-            const Plan plan = make_plan(table.gemm[0], setup.problem(none),
-                                        {limit, int64_t{1} << 20, near_cores});
+          for (const auto& [limit, cores] :
+               {std::pair{3, &near_cores}, std::pair{8, &near_cores}, std::pair{8, &far_cores}}) {
+            const Plan plan =
+                make_plan(table.gemm[0], setup.problem(none), {limit, int64_t{1} << 20, cores});
             expect(setup.run(plan).same_bits(expected), describe(k, plan),
                    ": other bits than one thread");
           }
@@ -472,6 +484,35 @@ void chosen_plans(const KernelTable& table) {
       }
     }
   }
+}
+
+// Each group of rows packs its own weights where cores are far apart and the weights stay in its
+// cache, and only there.
+void packings_that_pay(const KernelTable& table) {
+  Random random;
+  const auto packings = [&](int64_t hidden, int64_t count, int64_t (*cores)()) {
+    Setup setup({.cell = CellKind::kLstm,
+                 .input = 9,
+                 .hidden = hidden,
+                 .projection = 0,
+                 .layers = 1,
+                 .directions = 1,
+                 .reverse = false,
+                 .steps = 100,
+                 .count = count},
+                table, random);
+    const Outputs none = setup.empty_outputs();
+    const Machine machine{2, int64_t{1} << 20, cores};
+    const int plain = make_plan(table.gemm[0], setup.problem(none), machine).packings;
+    setup.pack();
+    expect(make_plan(table.gemm[0], setup.problem(none), machine).packings == 1, "hidden ", hidden,
+           ": what is packed is packed again");
+    return plain;
+  };
+  expect(packings(64, 8, far_cores) == 2, "groups wait for each other's weights");
+  expect(packings(64, 8, near_cores) == 1 && packings(64, 1, far_cores) == 1 &&
+             packings(256, 8, far_cores) == 1,
+         "weights are packed twice without need");
 }
 
 // Units are shared where a step's work is worth its barrier, on this machine: nothing is asked
@@ -554,6 +595,7 @@ int main() {
   states_in_place(*all.back());
   pipelined_plans(*all.back());
   chosen_plans(*all.back());
+  packings_that_pay(*all.back());
   barriers_that_pay(*all.back());
   nested_calls(*all.back());
   return report("test_engine");

@@ -217,16 +217,19 @@ void products() {
   }
 }
 
-// A product of one row and, beside it, all or a part of a product of several: each has the bits
-// that it has alone. k of either may be short, long or many sums; their groups may differ.
+// A product of one or two rows and, beside it, all or a part of a product of many: each has the
+// bits that it has alone. k of either may be short, long or many sums; their groups may differ.
 void pipelined() {
   Random random;
   for (const KernelTable* table : tables()) {
     const GemmKernels& gemm = table->gemm[index(DType::kFloat)];
     if (gemm.pipelined_rows == 0) continue;  // this instruction set has none
-    for (int p = 0; p < gemm.pipelined_panels; ++p) {
-      expect(gemm.pipelined[p][kMaxTilePanels - 1] != nullptr, isa_name(table->isa),
-             ": a tile that runs beside nothing must exist for ", p + 1, " panels");
+    for (int rows = 1; rows <= gemm.streamed_rows; ++rows) {
+      for (int p = 0; p < gemm.pipelined_panels; ++p) {
+        expect(gemm.pipelined[rows - 1][p][kMaxTilePanels - 1] != nullptr, isa_name(table->isa),
+               ": a tile that runs beside nothing must exist for ", rows, " rows and ", p + 1,
+               " panels");
+      }
     }
     int number = 0;
     for (const int64_t row_k : {1, 5, 64, 300}) {
@@ -234,6 +237,7 @@ void pipelined() {
         for (const int64_t row_columns : {0, 16, 48, 100, 256}) {
           for (const int64_t ahead_columns : {16, 100, 256}) {
             ++number;
+            const int rows = 1 + number / 2 % gemm.streamed_rows;
             const PanelMap row_map =
                 plain_panels(std::max<int64_t>(row_columns, 1), 1 + number % kGroup);
             const PanelMap ahead_map = plain_panels(ahead_columns, 1 + number / 4 % kGroup);
@@ -242,21 +246,23 @@ void pipelined() {
             random.fill(ahead_b, 1.0f);
             const Floats bias(round_up(ahead_columns, kPanel));
             random.fill(bias, 1.0f);
-            const RowBuffers row_a(1, row_k), ahead_a(gemm.pipelined_rows, ahead_k),
+            const RowBuffers row_a(rows, row_k), ahead_a(gemm.pipelined_rows, ahead_k),
                 ahead_panel(1, ahead_k * kPanel);
-            random.fill(row_a[0], 1.0f);
+            for (int i = 0; i < rows; ++i) random.fill(row_a[i], 1.0f);
             for (int i = 0; i < gemm.pipelined_rows; ++i) {
               random.fill(ahead_a[i], 1.0f);
               for (int64_t k = 0; k < ahead_k; ++k) ahead_panel[0][k * kPanel + i] = ahead_a[i][k];
             }
             const int64_t row_width = round_up(std::max<int64_t>(row_columns, 1), kPanel);
-            const RowBuffers row_c(1, row_width), row_alone(1, row_width),
+            const RowBuffers row_c(rows, row_width), row_alone(rows, row_width),
                 ahead_c(gemm.pipelined_rows, bias.size()),
                 ahead_alone(gemm.pipelined_rows, bias.size());
-            random.fill(row_c[0], 1.0f);
-            std::copy_n(row_c[0].data(), row_width, row_alone[0].data());
+            for (int i = 0; i < rows; ++i) {
+              random.fill(row_c[i], 1.0f);
+              std::copy_n(row_c[i].data(), row_width, row_alone[i].data());
+            }
 
-            Product row{1,
+            Product row{rows,
                         row_k,
                         row_a.const_rows(),
                         row_b.data(),
@@ -275,10 +281,11 @@ void pipelined() {
             make_tiles(row, kMaxTilePanels, row_tiles.data());
             make_tiles(ahead, gemm.pipelined_panels, ahead_tiles.data());
             const auto half = static_cast<int64_t>(ahead_tiles.size() / 2);
-            multiply_pipelined(gemm, {row_tiles.data(), static_cast<int64_t>(row_tiles.size())},
+            multiply_pipelined(gemm, rows,
+                               {row_tiles.data(), static_cast<int64_t>(row_tiles.size())},
                                {ahead_tiles.data(), half});
             multiply_pipelined(
-                gemm, {row_tiles.data(), 0},
+                gemm, rows, {row_tiles.data(), 0},
                 {ahead_tiles.data() + half, static_cast<int64_t>(ahead_tiles.size()) - half});
 
             row.c = row_alone.rows();
@@ -286,9 +293,12 @@ void pipelined() {
             ahead.c = ahead_alone.rows();
             multiply(gemm, row);
             multiply(gemm, ahead);
-            const std::string text = describe(*table, 1, row_k, row.last) + " beside " +
+            const std::string text = describe(*table, rows, row_k, row.last) + " beside " +
                                      describe(*table, ahead.rows, ahead_k, ahead.last);
-            expect(row_c[0].same_bits(row_alone[0]), text, ": the streamed row has other bits");
+            for (int i = 0; i < rows; ++i) {
+              expect(row_c[i].same_bits(row_alone[i]), text, ": streamed row ", i,
+                     " has other bits");
+            }
             for (int i = 0; i < gemm.pipelined_rows; ++i) {
               expect(ahead_c[i].same_bits(ahead_alone[i]), text, ": computed row ", i,
                      " has other bits");

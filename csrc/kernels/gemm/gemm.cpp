@@ -107,14 +107,15 @@ void make_tiles(const Product& product, int64_t width, Tile* tiles) {
   for_each_tile(product, width, [&](const Tile& tile) { *tiles++ = tile; });
 }
 
-void multiply_pipelined(const GemmKernels& kernels, const Tiles& streamed, const Tiles& computed) {
+void multiply_pipelined(const GemmKernels& kernels, int64_t rows, const Tiles& streamed,
+                        const Tiles& computed) {
   const Tile* at = streamed.first;
   const auto stream_alone = [&](const Tile* end) {
-    for (; at < end; ++at) run(kernels, 1, *at);
+    for (; at < end; ++at) run(kernels, rows, *at);
   };
   for (int64_t i = 0; i < computed.count; ++i) {
     const Tile& tile = computed.first[i];
-    const auto& pipelined = kernels.pipelined[tile.panels - 1];
+    const auto& pipelined = kernels.pipelined[rows - 1][tile.panels - 1];
     const Tile* const end = streamed.first + streamed.count * (i + 1) / computed.count;
     // Streamed tiles that no kernel takes (the few panels of a last block) run alone.
     while (at < end && pipelined[at->panels - 1] == nullptr) stream_alone(at + 1);

@@ -19,6 +19,7 @@ namespace rnnpack {
 
 inline constexpr int kMaxTileRows = 14;
 inline constexpr int kMaxTilePanels = 4;
+inline constexpr int kMaxStreamedRows = 2;
 
 // What one tile multiplies: rows first_k .. first_k + k - 1 of neighbouring panels of one group
 // (pack/layout.h); padded columns hold zeros.
@@ -34,9 +35,9 @@ struct Tile {
 };
 using GemmTile = void (*)(const Tile& tile);
 
-// A tile of several rows, computed while `count` tiles of one row each are streamed, all of the
-// same number of panels. One row waits for its weights and leaves the multiply units half idle;
-// several rows keep them busy and wait for nothing. The bits are those of the tiles alone.
+// A tile of many rows, computed while `count` tiles of one or two rows are streamed, all of the
+// same numbers of rows and panels. So few rows wait for their weights and leave the multiply units
+// half idle; many rows keep them busy and wait for nothing. The bits are those of the tiles alone.
 using PipelinedTile = void (*)(const Tile& tile, const Tile* streamed, int64_t count);
 
 // tile[r - 1][p - 1] multiplies r rows with p panels, for r <= max_rows and p <= panels[r - 1].
@@ -45,12 +46,12 @@ struct GemmKernels {
   int max_rows;
   int panels[kMaxTileRows];
   GemmTile tile[kMaxTileRows][kMaxTilePanels];
-  // pipelined[p - 1][s - 1] computes pipelined_rows rows with p <= pipelined_panels panels beside
-  // streamed tiles of s panels; null where that would gain nothing. Rows and panels are 0 where
-  // there is none. High and narrow: the weights of the computed rows come from as far as the
-  // streamed ones, but serve many rows.
-  int pipelined_rows, pipelined_panels;
-  PipelinedTile pipelined[kMaxTilePanels][kMaxTilePanels];
+  // pipelined[r - 1][p - 1][s - 1] computes pipelined_rows rows with p <= pipelined_panels panels
+  // beside streamed tiles of r <= streamed_rows rows and s panels; null where that would gain
+  // nothing. Rows and panels are 0 where there is none. High and narrow: the weights of the
+  // computed rows come from as far as the streamed ones, but serve many rows.
+  int pipelined_rows, pipelined_panels, streamed_rows;
+  PipelinedTile pipelined[kMaxStreamedRows][kMaxTilePanels][kMaxTilePanels];
 };
 
 // Products with k above this are sums of parts, each added from zero: one accumulator over a
@@ -84,8 +85,9 @@ struct Tiles {
   int64_t count;
 };
 
-// Tiles of one row, and beside them some of pipelined_rows rows, given as a panel, and at most
-// pipelined_panels panels.
-void multiply_pipelined(const GemmKernels& kernels, const Tiles& streamed, const Tiles& computed);
+// Tiles of `rows` <= streamed_rows rows, and beside them some of pipelined_rows rows, given as a
+// panel, and at most pipelined_panels panels.
+void multiply_pipelined(const GemmKernels& kernels, int64_t rows, const Tiles& streamed,
+                        const Tiles& computed);
 
 }  // namespace rnnpack

@@ -104,7 +104,7 @@ void gemm_tile(const Tile& tile) {
 
 // Streamed rows and the tile's rows in turn, in the proportion of their numbers, so that the
 // processor always has both at hand.
-template <class Weight, int kRows, int kPanels, int kStreamedPanels>
+template <class Weight, int kRows, int kPanels, int kStreamedRows, int kStreamedPanels>
 void pipelined_tile(const Tile& tile, const Tile* streamed, int64_t count) {
   static_assert(kLaneRows<Weight> == 1);
   using Sums = TileSums<Weight, kRows, kPanels>;
@@ -123,19 +123,19 @@ void pipelined_tile(const Tile& tile, const Tile* streamed, int64_t count) {
     --left;
   };
   for (const Tile* const end = streamed + count; streamed < end; ++streamed) {
-    TileSums<Weight, 1, kStreamedPanels> row(*streamed);
+    TileSums<Weight, kStreamedRows, kStreamedPanels> few(*streamed);
     const auto* weights = static_cast<const typename Sums::Lane*>(streamed->b);
-    const float* input = streamed->a[0] + streamed->first_k;
-    for (int64_t rows = streamed->k; rows > 0;) {
-      const float* const last = input + (each < rows ? each : rows);
-      rows -= last - input;
-      for (; input < last; ++input) {
-        row.template add<0>(weights, [&](int) RNNPACK_INLINE_LAMBDA { return *input; });
+    const float* input[kStreamedRows];
+    for (int i = 0; i < kStreamedRows; ++i) input[i] = streamed->a[i] + streamed->first_k;
+    const int64_t k = streamed->k;
+    for (int64_t kk = 0; kk < k;) {
+      for (const int64_t last = kk + each < k ? kk + each : k; kk < last; ++kk) {
+        few.template add<0>(weights, [&](int i) RNNPACK_INLINE_LAMBDA { return input[i][kk]; });
         weights += streamed->b_stride;
       }
       if (left > 0) add_row();
     }
-    row.finish(*streamed);
+    few.finish(*streamed);
   }
   while (left > 0) add_row();
   sums.finish(tile);

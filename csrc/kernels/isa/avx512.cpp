@@ -23,10 +23,15 @@ constexpr void add_shapes(GemmKernels& gemm) {
   if constexpr (std::is_same_v<Weight, float>) {
     gemm.pipelined_rows = 8;
     gemm.pipelined_panels = 2;
-    gemm.pipelined[0][2] = &pipelined_tile<Weight, 8, 1, 3>;
-    gemm.pipelined[0][3] = &pipelined_tile<Weight, 8, 1, 4>;
-    gemm.pipelined[1][2] = &pipelined_tile<Weight, 8, 2, 3>;
-    gemm.pipelined[1][3] = &pipelined_tile<Weight, 8, 2, 4>;
+    gemm.streamed_rows = 2;
+    gemm.pipelined[0][0][2] = &pipelined_tile<Weight, 8, 1, 1, 3>;
+    gemm.pipelined[0][0][3] = &pipelined_tile<Weight, 8, 1, 1, 4>;
+    gemm.pipelined[0][1][2] = &pipelined_tile<Weight, 8, 2, 1, 3>;
+    gemm.pipelined[0][1][3] = &pipelined_tile<Weight, 8, 2, 1, 4>;
+    gemm.pipelined[1][0][2] = &pipelined_tile<Weight, 8, 1, 2, 3>;
+    gemm.pipelined[1][0][3] = &pipelined_tile<Weight, 8, 1, 2, 4>;
+    gemm.pipelined[1][1][2] = &pipelined_tile<Weight, 8, 2, 2, 3>;
+    gemm.pipelined[1][1][3] = &pipelined_tile<Weight, 8, 2, 2, 4>;
   }
 }
 

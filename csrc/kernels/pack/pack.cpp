@@ -24,6 +24,23 @@ void panel_rows(const GateLayout& layout, const CellTraits& cell, const int* slo
   }
 }
 
+namespace {
+
+void add(const float* __restrict from, int64_t count, float* __restrict to) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+// A full block's share has a known length, for which the compiler makes a few vector instructions.
+void add_units(const float* from, int64_t units, float* to) {
+  if (units == kBlockUnits) {
+    add(from, kBlockUnits, to);
+  } else {
+    add(from, units, to);
+  }
+}
+
+}  // namespace
+
 void pack_bias(const GateLayout& layout, const CellTraits& cell, const float* bias_ih,
                const float* bias_hh, float* bias) {
   std::fill(bias, bias + layout.columns(), 0.0f);
@@ -33,10 +50,8 @@ void pack_bias(const GateLayout& layout, const CellTraits& cell, const float* bi
       const int64_t source = g * layout.hidden + b * kBlockUnits;
       float* ih = block + cell.ih_slot[g] * layout.stored_units(b);
       float* hh = block + cell.hh_slot[g] * layout.stored_units(b);
-      for (int64_t u = 0; u < layout.units(b); ++u) {
-        if (bias_ih != nullptr) ih[u] += bias_ih[source + u];
-        if (bias_hh != nullptr) hh[u] += bias_hh[source + u];
-      }
+      if (bias_ih != nullptr) add_units(bias_ih + source, layout.units(b), ih);
+      if (bias_hh != nullptr) add_units(bias_hh + source, layout.units(b), hh);
     }
   }
 }
