@@ -23,14 +23,11 @@ int slot_runs(const CellTraits& cell, SlotRun* runs) {
   return count;
 }
 
-WeightTotals take_totals(Arena& arena, int64_t rows, int64_t columns, bool weight, bool bias) {
-  WeightTotals totals{};
-  totals.rows = rows;
-  totals.columns = columns;
-  if (weight) totals.totals = arena.take<float>(rows * round_up(columns, kPanel));
-  if (bias) totals.bias = arena.take<float>(rows * 4);
-  return totals;
+WeightTotals take_totals(Arena& arena, int64_t rows, int64_t columns, bool wanted) {
+  return {wanted ? arena.take<float>(rows * round_up(columns, kPanel)) : nullptr, rows, columns};
 }
+
+int64_t gate_width(const Problem& p) { return round_up(traits(p.cell).slots * p.hidden, kPanel); }
 
 int64_t chunk_capacity(const Problem& p) { return gradient_chunk_steps(p) * p.rows.count; }
 
@@ -43,7 +40,7 @@ int64_t gradient_chunk_steps(const Problem& p) {
 
 ChunkGradients lay_out_chunk(Arena& arena, const Problem& p) {
   ChunkGradients chunk{};
-  chunk.gate_width = traits(p.cell).slots * p.hidden;
+  chunk.gate_width = gate_width(p);
   chunk.projection = p.projection;
   chunk.units = p.hidden;
   const int64_t rows = chunk_capacity(p);
@@ -64,11 +61,11 @@ GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int th
                                    p.projection > 0 ? round_up(p.hidden, kPanel) : 0});
 
   GradientScratch s{};
-  s.ih = take_totals(arena, gate_rows, p.input_size, b.grad_weight_ih != nullptr,
-                     b.grad_bias_ih != nullptr);
-  s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh != nullptr,
-                     b.grad_bias_hh != nullptr);
-  s.hr = take_totals(arena, p.projection, p.hidden, b.grad_weight_hr != nullptr, false);
+  s.ih = take_totals(arena, gate_rows, p.input_size, b.grad_weight_ih != nullptr);
+  s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh != nullptr);
+  s.hr = take_totals(arena, p.projection, p.hidden, b.grad_weight_hr != nullptr);
+  if (b.grad_bias_ih != nullptr || b.grad_bias_hh != nullptr)
+    s.bias = arena.take<float>(gate_width(p));
   if (b.grad_input.data != nullptr) s.weight_ih = arena.take<char>(p.ih_columns().bytes(gate_rows));
   s.ones = arena.take<float>(kGradientBlock);
   s.members = arena.take<GradientMember>(threads);
@@ -93,10 +90,11 @@ void Gradients::start() const {
     const int64_t width = round_up(weight->columns, kPanel);
     if (weight->totals != nullptr)
       std::fill(weight->totals + own.first * width, weight->totals + own.last * width, 0.0f);
-    if (weight->bias != nullptr)
-      std::fill(weight->bias + own.first * 4, weight->bias + own.last * 4, 0.0f);
   }
-  if (index_ == 0) std::fill(scratch_.ones, scratch_.ones + kGradientBlock, 1.0f);
+  if (index_ == 0) {
+    std::fill(scratch_.ones, scratch_.ones + kGradientBlock, 1.0f);
+    if (scratch_.bias != nullptr) std::fill_n(scratch_.bias, chunk_.gate_width, 0.0f);
+  }
   if (scratch_.weight_ih == nullptr) return;
   SlotRun runs[kMaxGates];
   const int count = slot_runs(traits(p_.cell), runs);
@@ -142,66 +140,86 @@ void Gradients::add_chunk(int64_t first, int64_t last) const {
 void Gradients::add_block(int64_t first_row, int64_t rows, const void* const* inputs,
                           const void* const* states) const {
   const CellTraits& cell = traits(p_.cell);
-  add_weight(scratch_.ih, cell.ih_slot, first_row, rows, chunk_.dgates, chunk_.gate_width, inputs);
-  add_weight(scratch_.hh, cell.hh_slot, first_row, rows, chunk_.dgates, chunk_.gate_width, states);
+  const int* held = nullptr;  // the slots of dgates that are transposed
+  const auto add_gates = [&](const WeightTotals& weight, const int* slot_of,
+                             const void* const* right) {
+    if (weight.totals == nullptr) return;
+    transpose(weight, rows, chunk_.dgates_row(first_row), chunk_.gate_width, p_.hidden, slot_of,
+              held);
+    held = slot_of;
+    add_weight(weight, rows, right);
+  };
+  add_gates(scratch_.ih, cell.ih_slot, inputs);
+  add_gates(scratch_.hh, cell.hh_slot, states);
+  if (scratch_.bias != nullptr) add_bias(first_row, rows);
   if (scratch_.hr.totals == nullptr) return;
   const void* hidden[kGradientBlock];
   for (int64_t i = 0; i < rows; ++i) hidden[i] = chunk_.hidden_row(first_row + i);
   constexpr int kOneSlot[1] = {0};
-  add_weight(scratch_.hr, kOneSlot, first_row, rows, chunk_.dh_total, chunk_.projection, hidden);
+  transpose(scratch_.hr, rows, chunk_.dh_total_row(first_row), chunk_.projection, chunk_.projection,
+            kOneSlot, nullptr);
+  add_weight(scratch_.hr, rows, hidden);
 }
 
-void Gradients::add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row,
-                           int64_t rows, const float* left, int64_t ld_left,
-                           const void* const* right) const {
-  if (weight.totals == nullptr && weight.bias == nullptr) return;
-  const Range own = share(weight.rows, threads_, index_);
-  const bool gates = &weight != &scratch_.hr;
+// Own columns of `left`: row j of the weight becomes a row of `rows` floats. held: the slots that
+// are there already; null: none.
+void Gradients::transpose(const WeightTotals& weight, int64_t rows, const float* left,
+                          int64_t ld_left, int64_t slot_width, const int* slot_of,
+                          const int* held) const {
   const PackRows pack_rows = kernels_.pack_rows[kFloats][kFloats];
-  const PackColumns pack_columns = kernels_.pack_columns[kFloats][kFloats];
-  const DirectKernel direct = kernels_.direct[kFloats][kFloats];
-  const int64_t slot_width = gates ? p_.hidden : weight.rows;
-
-  // Own columns of `left`, transposed: row j of the weight becomes a row of `rows` floats.
+  const Range own = share(weight.rows, threads_, index_);
   for (int64_t j = own.first; j < own.last;) {
     const int64_t gate = j / slot_width;
     const int64_t end = std::min((gate + 1) * slot_width, own.last);
-    const float* from = left + first_row * ld_left + slot_of[gate] * slot_width + j % slot_width;
-    for (int64_t i = 0; i < rows; i += kPanel) {
-      const void* source[kPanel];
-      for (int64_t q = 0; q < kPanel; ++q)
-        source[q] = i + q < rows ? from + (i + q) * ld_left : nullptr;
-      pack_rows(end - j, source, mine_.left + (j - own.first) * kGradientBlock + i, kGradientBlock);
+    if (held == nullptr || held[gate] != slot_of[gate]) {
+      const float* from = left + slot_of[gate] * slot_width + j % slot_width;
+      for (int64_t i = 0; i < rows; i += kPanel) {
+        const void* source[kPanel];
+        for (int64_t q = 0; q < kPanel; ++q)
+          source[q] = i + q < rows ? from + (i + q) * ld_left : nullptr;
+        pack_rows(end - j, source, mine_.left + (j - own.first) * kGradientBlock + i,
+                  kGradientBlock);
+      }
     }
     j = end;
   }
-  const int64_t count = own.last - own.first;
-  for (int64_t j = 0; j < count; ++j) mine_.a[j] = mine_.left + j * kGradientBlock;
+}
 
-  if (weight.totals != nullptr) {
-    const PanelMap map = plain_panels(weight.columns, p_.ih_group);
-    for (int64_t p = 0; p < map.count; ++p) {
-      pack_columns(rows, right, weight.columns, p,
-                   reinterpret_cast<char*>(mine_.right) + map.offset_of(p, rows),
-                   map.row_stride(p));
-    }
-    const int64_t width = round_up(weight.columns, kPanel);
-    // Row pointers of the totals share their array with outputs[] of add_chunk, which lie past the
-    // first block: set them by batches.
-    for (int64_t j = 0; j < count; j += kGradientBlock) {
-      const int64_t batch = std::min(kGradientBlock, count - j);
-      for (int64_t q = 0; q < batch; ++q) mine_.c[q] = weight.totals + (own.first + j + q) * width;
-      multiply(kernels_.gemm[kFloats],
-               {batch, rows, mine_.a + j, mine_.right, map, 0, map.count, nullptr, mine_.c});
-    }
+void Gradients::add_weight(const WeightTotals& weight, int64_t rows,
+                           const void* const* right) const {
+  const PackColumns pack_columns = kernels_.pack_columns[kFloats][kFloats];
+  const PanelMap map = plain_panels(weight.columns, p_.ih_group);
+  for (int64_t p = 0; p < map.count; ++p) {
+    pack_columns(rows, right, weight.columns, p,
+                 reinterpret_cast<char*>(mine_.right) + map.offset_of(p, rows), map.row_stride(p));
   }
-  if (weight.bias != nullptr) {
-    for (int64_t j = 0; j < count; j += kGradientBlock) {
-      const int64_t batch = std::min(kGradientBlock, count - j);
-      for (int64_t q = 0; q < batch; ++q) mine_.c[q] = weight.bias + (own.first + j + q) * 4;
-      direct(batch, rows, mine_.a + j, scratch_.ones, 0, 1, nullptr, 0, mine_.c);
+  const Range own = share(weight.rows, threads_, index_);
+  const int64_t width = round_up(weight.columns, kPanel);
+  // Row pointers of the totals share their array with outputs[] of add_chunk, which lie past the
+  // first block: set them by batches.
+  for (int64_t j = own.first; j < own.last; j += kGradientBlock) {
+    const int64_t batch = std::min(kGradientBlock, own.last - j);
+    for (int64_t q = 0; q < batch; ++q) {
+      mine_.a[q] = mine_.left + (j - own.first + q) * kGradientBlock;
+      mine_.c[q] = weight.totals + (j + q) * width;
     }
+    multiply(kernels_.gemm[kFloats],
+             {batch, rows, mine_.a, mine_.right, map, 0, map.count, nullptr, mine_.c});
   }
+}
+
+// Rows of dgates are one group of panels as they are.
+PanelMap Gradients::dgates_panels() const {
+  return plain_panels(chunk_.gate_width, static_cast<int32_t>(chunk_.gate_width / kPanel));
+}
+
+void Gradients::add_bias(int64_t first_row, int64_t rows) const {
+  const PanelMap map = dgates_panels();
+  const Range own = share(map.count, threads_, index_);
+  const float* const ones = scratch_.ones;
+  float* const totals = scratch_.bias;
+  multiply(kernels_.gemm[kFloats], {1, rows, &ones, chunk_.dgates_row(first_row), map, own.first,
+                                    own.last, nullptr, &totals});
 }
 
 void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs) const {
@@ -227,19 +245,30 @@ void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs
 }
 
 void Gradients::finish() const {
-  const auto write = [this](const WeightTotals& weight, float* gradient, float* bias) {
+  const auto write = [this](const WeightTotals& weight, float* gradient) {
+    if (weight.totals == nullptr) return;
     const Range own = share(weight.rows, threads_, index_);
     for (int64_t j = own.first; j < own.last; ++j) {
-      if (weight.totals != nullptr) {
-        std::copy_n(weight.totals + j * round_up(weight.columns, kPanel), weight.columns,
-                    gradient + j * weight.columns);
-      }
-      if (weight.bias != nullptr) bias[j] = weight.bias[j * 4];
+      std::copy_n(weight.totals + j * round_up(weight.columns, kPanel), weight.columns,
+                  gradient + j * weight.columns);
     }
   };
-  write(scratch_.ih, b_.grad_weight_ih, b_.grad_bias_ih);
-  write(scratch_.hh, b_.grad_weight_hh, b_.grad_bias_hh);
-  write(scratch_.hr, b_.grad_weight_hr, nullptr);
+  write(scratch_.ih, b_.grad_weight_ih);
+  write(scratch_.hh, b_.grad_weight_hh);
+  write(scratch_.hr, b_.grad_weight_hr);
+
+  const Range panels = share(dgates_panels().count, threads_, index_);
+  const auto write_bias = [&](const int* slot_of, float* gradient) {
+    if (gradient == nullptr) return;
+    for (int g = 0; g < traits(p_.cell).gates; ++g) {
+      const int64_t slot = slot_of[g] * p_.hidden;
+      const int64_t first = std::max(panels.first * kPanel, slot);
+      const int64_t last = std::min(panels.last * kPanel, slot + p_.hidden);
+      for (int64_t j = first; j < last; ++j) gradient[g * p_.hidden + j - slot] = scratch_.bias[j];
+    }
+  };
+  write_bias(traits(p_.cell).ih_slot, b_.grad_bias_ih);
+  write_bias(traits(p_.cell).hh_slot, b_.grad_bias_hh);
 }
 
 }  // namespace rnnpack

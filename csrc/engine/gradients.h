@@ -17,7 +17,7 @@ int64_t gradient_chunk_steps(const Problem& problem);
 
 // The rows of a chunk: those of its first step, then of the next, in processing order.
 struct ChunkGradients {
-  float* dgates;    // [rows, slots * hidden]
+  float* dgates;    // [rows, gate_width]: by slot; the width is that of whole panels
   float* dh_total;  // [rows, projection]
   float* hidden;    // [rows, hidden]
   int64_t gate_width, projection, units;
@@ -31,8 +31,7 @@ ChunkGradients lay_out_chunk(Arena& arena, const Problem& problem);
 // One product gradient[j, :] = sum over rows of left[row, j] * right[row, :], of which each thread
 // makes a share of j.
 struct WeightTotals {
-  float* totals;  // [rows of the weight, padded columns]
-  float* bias;    // [rows of the weight, 4], the first of four; null: not wanted
+  float* totals;  // [rows of the weight, padded columns]; null: not wanted
   int64_t rows, columns;
 };
 
@@ -47,6 +46,7 @@ struct GradientMember {
 
 struct GradientScratch {
   WeightTotals ih, hh, hr;
+  float* bias;      // [gate_width]: totals of dgates, which both biases get; null: not wanted
   void* weight_ih;  // panels of weight_ih by its columns, when the input's gradient is wanted
   float* ones;      // [kGradientBlock]
   GradientMember* members;
@@ -83,8 +83,11 @@ class Gradients {
  private:
   void add_block(int64_t first_row, int64_t rows, const void* const* inputs,
                  const void* const* states) const;
-  void add_weight(const WeightTotals& weight, const int* slot_of, int64_t first_row, int64_t rows,
-                  const float* left, int64_t ld_left, const void* const* right) const;
+  void transpose(const WeightTotals& weight, int64_t rows, const float* left, int64_t ld_left,
+                 int64_t slot_width, const int* slot_of, const int* held) const;
+  void add_weight(const WeightTotals& weight, int64_t rows, const void* const* right) const;
+  void add_bias(int64_t first_row, int64_t rows) const;
+  PanelMap dgates_panels() const;
   void* run_panels(const SlotRun& run) const;
   void add_input(int64_t first_row, int64_t rows, float* const* outputs) const;
 
