@@ -20,7 +20,7 @@ NATIVE_TEST_FLAGS := -DRNNPACK_NATIVE=OFF -DRNNPACK_BUILD_TESTS=ON -DRNNPACK_WER
 # CMake must find ninja, and what runs must find its peers.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: build test native-test demo bench lint format clean
+.PHONY: build test native-test test-aarch64 demo bench lint format clean
 
 build: $(VENV)/.installed-dev
 
@@ -36,6 +36,15 @@ native-test: $(VENV)/.torch
 		-DRNNPACK_TEAM_STD_THREAD=ON
 	$(BIN)/cmake --build build/native-thread
 	$(BIN)/ctest --test-dir build/native-thread --output-on-failure --no-tests=error
+
+# The same programs as an ARM processor would run them, emulated: minutes, and no part of `test`.
+test-aarch64: $(VENV)/.torch build/aarch64-tools/.installed
+	mkdir -p build/native-aarch64  # CMake's trials of this compiler leave a file where they run
+	cd build/native-aarch64 && cmake -S $(CURDIR) -B . -G Ninja $(NATIVE_TEST_FLAGS) \
+		-DRNNPACK_TEAM_STD_THREAD=ON -DRNNPACK_PYTHON=$(CURDIR)/build/aarch64-tools/bin/python \
+		-DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/tests/native/aarch64/toolchain.cmake
+	$(BIN)/cmake --build build/native-aarch64
+	$(BIN)/ctest --test-dir build/native-aarch64 --output-on-failure --no-tests=error
 
 demo: $(VENV)/.installed-demo $(VENV)/.demo-models
 	$(BIN)/python examples/demo/run.py $(ARGS)
@@ -64,6 +73,12 @@ $(VENV)/.torch: Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) $(TORCH)
 	$(PIP_INSTALL) cmake ninja 'scikit-build-core>=0.11'
+	touch $@
+
+# Apart from the rest: the emulator pins what it needs.
+build/aarch64-tools/.installed: tests/native/aarch64/requirements.txt
+	$(PYTHON) -m venv build/aarch64-tools
+	build/aarch64-tools/bin/python -m pip install --disable-pip-version-check --requirement $<
 	touch $@
 
 # The package with one of its extras, editable: only native sources make it necessary again. Without

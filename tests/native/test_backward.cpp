@@ -150,12 +150,13 @@ std::vector<Place> places(const Training& t, Exact& exact, Argument argument) {
   ExactWeights& w = exact.weights[0];
   switch (argument) {
     case kInput: {
-      const SequenceView view = t.setup.view(nullptr, k.input);
+      const Floats input(t.setup.places() * k.input);
+      const SequenceView view = t.setup.view(input.data(), k.input);
       for (int64_t r = 0; r < k.count; ++r) {
         Vector& row = exact.input[static_cast<size_t>(r)];
         for (size_t i = 0; i < row.size(); ++i) {
           const auto time = static_cast<int64_t>(i) / k.input;
-          const int64_t place = t.setup.rows().at(view, time, r) - static_cast<float*>(nullptr);
+          const int64_t place = t.setup.rows().at(view, time, r) - input.data();
           found.push_back({&row[i], place + static_cast<int64_t>(i) % k.input});
         }
       }
