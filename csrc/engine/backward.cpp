@@ -13,6 +13,7 @@
 #include "engine/gradients.h"
 #include "engine/layer_pass.h"
 #include "engine/packing.h"
+#include "engine/pass.h"
 #include "engine/team.h"
 
 namespace rnnpack {
@@ -61,6 +62,10 @@ struct Scratch {
   Barrier* team_barrier;
 };
 
+int64_t zeros_wanted(const Problem& p) {
+  return std::max(padded_units(p), round_up(p.output_size(), kPanel));
+}
+
 int64_t gate_columns(const Problem& p) { return traits(p.cell).gates * p.hidden; }
 
 Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool measure) {
@@ -76,7 +81,7 @@ Scratch lay_out(Arena& arena, const BackwardProblem& b, const Plan& plan, bool m
   if (b.recompute()) s.packed = arena.take<char>(shape.packed_bytes());
   s.weight_hh = arena.take<char>(p.hh_columns(p.output_size()).bytes(gate_columns(p)));
   if (p.projection > 0) s.weight_hr = arena.take<char>(p.hh_columns(p.hidden).bytes(p.projection));
-  s.zeros = arena.take<float>(std::max(units, outputs));
+  s.zeros = arena.take<float>(zeros_wanted(p));
   s.chunk = lay_out_chunk(arena, p);
   s.groups = arena.take<GroupScratch>(plan.row_groups);
   for (int g = 0; g < plan.row_groups; ++g) {
@@ -339,51 +344,29 @@ class Member {
   const LayerShape shape_;
 };
 
-struct Call {
-  const KernelTable* kernels;
-  const BackwardProblem* problem;
-  Plan plan;
-  void* memory;
-  Scratch scratch;
+struct BackwardPass {
+  using Problem = rnnpack::BackwardProblem;
+  using Scratch = rnnpack::Scratch;
+  using Member = rnnpack::Member;
 
-  void prepare() {
-    Arena arena(memory);
-    scratch = lay_out(arena, *problem, plan, false);
+  static constexpr auto lay_out = &rnnpack::lay_out;
+  static void start(const Scratch& s, const Problem& b, const Plan& plan) {
     for (int g = 0; g < plan.row_groups; ++g)
-      (new (scratch.groups[g].step_barrier) Barrier)->reset(plan.unit_threads);
-    (new (scratch.team_barrier) Barrier)->reset(plan.threads);
-    std::fill(scratch.zeros,
-              scratch.zeros + std::max(padded_units(problem->forward),
-                                       round_up(problem->forward.output_size(), kPanel)),
-              0.0f);
+      (new (s.groups[g].step_barrier) Barrier)->reset(plan.unit_threads);
+    (new (s.team_barrier) Barrier)->reset(plan.threads);
+    std::fill_n(s.zeros, zeros_wanted(b.forward), 0.0f);
   }
 };
-
-void run_member(void* context, int member, int size) {
-  Call& call = *static_cast<Call*>(context);
-  if (size != call.plan.threads) {
-    if (member != 0) return;
-    call.plan = single_thread(call.plan);
-    call.prepare();
-  }
-  Member(*call.kernels, *call.problem, call.plan, call.scratch, member).run();
-}
 
 }  // namespace
 
 int64_t backward_scratch_bytes(const BackwardProblem& problem, const Plan& plan) {
-  Arena planned(nullptr), alone(nullptr);
-  lay_out(planned, problem, plan, true);
-  if (plan.threads == 1) return planned.used();
-  lay_out(alone, problem, single_thread(plan), true);
-  return std::max(planned.used(), alone.used());
+  return scratch_bytes<BackwardPass>(problem, plan);
 }
 
 void run_backward(const KernelTable& kernels, const BackwardProblem& problem, const Plan& plan,
                   void* scratch) {
-  Call call{&kernels, &problem, plan, scratch, {}};
-  call.prepare();
-  run_team(plan.threads, &run_member, &call);
+  Run<BackwardPass>(kernels, problem, plan, scratch);
 }
 
 }  // namespace rnnpack

@@ -6,6 +6,7 @@
 #include "engine/arena.h"
 #include "engine/layer_pass.h"
 #include "engine/packing.h"
+#include "engine/pass.h"
 #include "engine/team.h"
 
 namespace rnnpack {
@@ -487,55 +488,32 @@ class Member {
   const LayerPass pass_;
 };
 
-struct Call {
-  const KernelTable* kernels;
-  const Problem* problem;
-  Plan plan;
-  void* memory;
-  Scratch scratch;
+struct ForwardPass {
+  using Problem = rnnpack::Problem;
+  using Scratch = rnnpack::Scratch;
+  using Member = rnnpack::Member;
 
-  void prepare() {
-    Arena arena(memory);
-    scratch = lay_out(arena, *problem, plan, false);
+  static constexpr auto lay_out = &rnnpack::lay_out;
+  static void start(const Scratch& s, const Problem& p, const Plan& plan) {
     for (int i = 0; i < plan.row_groups * plan.lanes; ++i)
-      (new (scratch.lanes[i].step_barrier) Barrier)->reset(plan.unit_threads);
+      (new (s.lanes[i].step_barrier) Barrier)->reset(plan.unit_threads);
     for (int g = 0; g < plan.row_groups; ++g)
-      (new (scratch.group_barriers + g) Barrier)->reset(plan.lanes * plan.unit_threads);
-    (new (scratch.team_barrier) Barrier)->reset(plan.threads);
-    std::fill(scratch.zeros, scratch.zeros + problem->output_size(), 0.0f);
-    if (problem->projection > 0) {
-      std::fill(scratch.projection_start,
-                scratch.projection_start + round_up(problem->projection, kPanel), 0.0f);
-    }
+      (new (s.group_barriers + g) Barrier)->reset(plan.lanes * plan.unit_threads);
+    (new (s.team_barrier) Barrier)->reset(plan.threads);
+    std::fill_n(s.zeros, p.output_size(), 0.0f);
+    if (p.projection > 0) std::fill_n(s.projection_start, round_up(p.projection, kPanel), 0.0f);
   }
 };
-
-void run_member(void* context, int member, int size) {
-  Call& call = *static_cast<Call*>(context);
-  if (size != call.plan.threads) {
-    // A smaller team than planned, inside another one: its first member does everything.
-    if (member != 0) return;
-    call.plan = single_thread(call.plan);
-    call.prepare();
-  }
-  Member(*call.kernels, *call.problem, call.plan, call.scratch, member).run();
-}
 
 }  // namespace
 
 int64_t forward_scratch_bytes(const Problem& problem, const Plan& plan) {
-  Arena planned(nullptr), alone(nullptr);
-  lay_out(planned, problem, plan, true);
-  if (plan.threads == 1) return planned.used();
-  lay_out(alone, problem, single_thread(plan), true);
-  return std::max(planned.used(), alone.used());
+  return scratch_bytes<ForwardPass>(problem, plan);
 }
 
 void run_forward(const KernelTable& kernels, const Problem& problem, const Plan& plan,
                  void* scratch) {
-  Call call{&kernels, &problem, plan, scratch, {}};
-  call.prepare();
-  run_team(plan.threads, &run_member, &call);
+  Run<ForwardPass>(kernels, problem, plan, scratch);
 }
 
 }  // namespace rnnpack

@@ -1,0 +1,64 @@
+// A pass of a team over a problem: its scratch, and each member at work. A pass brings
+//
+//   Problem, Scratch
+//   static Scratch lay_out(Arena&, const Problem&, const Plan&, bool measure);
+//   static void start(const Scratch&, const Problem&, const Plan&);   what must be there before the
+//                                                                     members are: barriers, zeros
+//   Member(const KernelTable&, const Problem&, const Plan&, const Scratch&, int index), run()
+#pragma once
+
+#include <algorithm>
+
+#include "engine/arena.h"
+#include "engine/plan.h"
+#include "engine/team.h"
+#include "kernels/table.h"
+
+namespace rnnpack {
+
+// Enough for the plan and for one thread, whichever it turns out to be.
+template <class Pass>
+int64_t scratch_bytes(const typename Pass::Problem& problem, const Plan& plan) {
+  Arena planned(nullptr), alone(nullptr);
+  Pass::lay_out(planned, problem, plan, true);
+  if (plan.threads == 1) return planned.used();
+  Pass::lay_out(alone, problem, single_thread(plan), true);
+  return std::max(planned.used(), alone.used());
+}
+
+template <class Pass>
+class Run {
+ public:
+  Run(const KernelTable& kernels, const typename Pass::Problem& problem, const Plan& plan,
+      void* memory)
+      : kernels_(kernels), problem_(problem), plan_(plan), memory_(memory) {
+    prepare();
+    run_team(plan.threads, &run_member, this);
+  }
+
+ private:
+  void prepare() {
+    Arena arena(memory_);
+    scratch_ = Pass::lay_out(arena, problem_, plan_, false);
+    Pass::start(scratch_, problem_, plan_);
+  }
+
+  static void run_member(void* context, int member, int size) {
+    Run& run = *static_cast<Run*>(context);
+    if (size != run.plan_.threads) {
+      // A smaller team than planned, inside another one: its first member does everything.
+      if (member != 0) return;
+      run.plan_ = single_thread(run.plan_);
+      run.prepare();
+    }
+    typename Pass::Member(run.kernels_, run.problem_, run.plan_, run.scratch_, member).run();
+  }
+
+  const KernelTable& kernels_;
+  const typename Pass::Problem& problem_;
+  Plan plan_;
+  void* const memory_;
+  typename Pass::Scratch scratch_;
+};
+
+}  // namespace rnnpack
