@@ -27,8 +27,6 @@ bool worth_a_barrier(int64_t step_work, const Machine& machine) {
 // Weights that one thread has packed come from its cache to the others' at some 10 GB/s, which is
 // 25 us at hidden 128: as much as the barriers of so many steps.
 constexpr int64_t kStepsOfRowGroups = 8;
-// From here on a line that another thread has packed comes later than packing it takes.
-constexpr int64_t kFarNs = 80;
 
 int64_t step_work(const Problem& p) {
   const int64_t gates = traits(p.cell).gates * p.hidden;
@@ -76,9 +74,9 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, const Machine& mach
         threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));
   }
   threads /= plan.row_groups;
-  // Packed weights that stay in a group's own cache had better come from there.
-  if (plan.row_groups > 1 && !p.direct && p.weights[0].packed == nullptr &&
-      packed_bytes(p) <= machine.l2_bytes && machine.handover_ns() >= kFarNs)
+  // Each group packs its own where they stay in its cache: lines that another thread has packed
+  // come later than packing them takes.
+  if (!p.direct && p.weights[0].packed == nullptr && packed_bytes(p) <= machine.l2_bytes)
     plan.packings = plan.row_groups;
 
   // Directions and layers side by side where the weights of one stay in the cache of its one
