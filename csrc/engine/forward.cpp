@@ -183,13 +183,13 @@ class Member {
       : p_(problem),
         plan_(plan),
         scratch_(scratch),
-        index_(index),
         group_(index / (plan.lanes * plan.unit_threads)),
         lane_index_(index / plan.unit_threads % plan.lanes),
+        unit_thread_(index % plan.unit_threads),
         lane_(scratch.lanes[group_ * plan.lanes + lane_index_]),
         mine_(scratch.members[index]),
         made_(scratch.packed + group_ % plan.packings * problem.layers * problem.directions),
-        pass_(kernels, problem, plan, group_, index % plan.unit_threads) {}
+        pass_(kernels, problem, plan, group_, unit_thread_) {}
 
   void run() {
     pack();
@@ -200,16 +200,14 @@ class Member {
     for (int64_t phase = 0; phase < segments + lag * (p_.layers - 1); ++phase) {
       for (int64_t layer = 0; layer < p_.layers; ++layer) {
         const int64_t segment = phase - lag * layer;
-        if (segment < 0 || segment >= segments || (wavefront && layer % plan_.lanes != lane_index_))
-          continue;
+        if (segment < 0 || segment >= segments) continue;
         const int64_t first = segment * plan_.segment_steps;
         const int64_t last = std::min(first + plan_.segment_steps, steps);
         // The layer below has finished as many segments more as this one is behind it.
         const int64_t ready =
             wavefront ? std::min((segment + lag) * plan_.segment_steps, steps) : last;
         for (int d = 0; d < p_.directions; ++d) {
-          if (p_.directions == 2 && plan_.lanes == 2 && d != lane_index_) continue;
-          run_segment(layer, d, first, last, ready);
+          if (runs(layer, d)) run_segment(layer, d, first, last, ready);
         }
       }
       scratch_.group_barriers[group_].wait();
@@ -217,18 +215,31 @@ class Member {
   }
 
  private:
+  // Whether a layer and direction is this member's lane's.
+  bool runs(int64_t layer, int d) const {
+    return plan_.lanes == 1 || (p_.directions == 2 ? d : layer % plan_.lanes) == lane_index_;
+  }
+
+  bool runs_stack(int64_t stack) const {
+    return runs(stack / p_.directions, static_cast<int>(stack % p_.directions));
+  }
+
   float* recent_row(int64_t s, int64_t i) const {
     return lane_.recent + (s % 2 * pass_.set.count + i) * pass_.units;
   }
 
   int64_t stack_index(int64_t layer, int d) const { return layer * p_.directions + d; }
 
+  // Each thread packs the units that it will read, as far as no other group reads them too: lines
+  // that another thread has packed come late from its cache.
   void pack() {
     std::fill_n(mine_.started, p_.layers * p_.directions, 0);
-    const int parts = plan_.threads / plan_.packings, part = index_ % parts;
+    const int groups = plan_.row_groups / plan_.packings;  // that share what they pack
+    const int parts = groups * plan_.unit_threads;
+    const int part = group_ % groups * plan_.unit_threads + unit_thread_;
     for (int64_t i = 0; i < p_.layers * p_.directions; ++i) {
       const LayerWeights& w = p_.weights[i];
-      if (w.packed != nullptr) continue;
+      if (w.packed != nullptr || !runs_stack(i)) continue;
       const LayerShape shape = p_.shape(i / p_.directions);
       if (!p_.direct) {
         pack_share(pass_.kernels, shape, w, parts, part, made_[i]);
@@ -247,6 +258,7 @@ class Member {
       make_tiles(product, width, tiles.first);
     };
     for (int64_t i = 0; i < p_.layers * p_.directions; ++i) {
+      if (!runs_stack(i)) continue;
       const LayerShape shape = p_.shape(i / p_.directions);
       const void* packed = packed_weights(i);
       PipelinedLayer& layer = mine_.pipelined[i];
@@ -481,7 +493,7 @@ class Member {
   const Problem& p_;
   const Plan& plan_;
   const Scratch& scratch_;
-  const int index_, group_, lane_index_;
+  const int group_, lane_index_, unit_thread_;
   const LaneScratch& lane_;
   const MemberScratch& mine_;
   void* const* const made_;  // the group's share of Scratch::packed
