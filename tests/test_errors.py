@@ -190,3 +190,26 @@ def test_weights_of_mixed_dtypes_are_refused(kind):
     for training in (False, True):
         with torch.set_grad_enabled(training), pytest.raises((ValueError, RuntimeError)):
             ours(torch.randn(5, 3, 4))
+
+
+@pytest.mark.parametrize("cell", [False, True], ids=["layer", "cell"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@each_kind
+def test_float64_beside_what_an_autocast_region_rounds_is_refused(kind, training, cell):
+    name = f"{kind.cell.partition('_')[0].upper()}{'Cell' if cell else ''}"
+    f32, f64 = torch.float32, torch.float64
+
+    def call(library, weights, input, state):
+        module = getattr(library, name)(4, 7).to(weights)
+        x = torch.randn((3, 4) if cell else (5, 3, 4), dtype=input)
+        h = torch.randn((3, 7) if cell else (1, 3, 7), dtype=state)
+        result = module(x, (h, h) if kind is LSTM else h)
+        return result[0] if isinstance(result, tuple) else result
+
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(training):
+        for dtypes in ((f64, f32, f32), (f32, f64, f64), (f32, f32, f64), (f64, f64, f32)):
+            for library in (nn, rnnpack):
+                with pytest.raises(RuntimeError, match=r"dtype|data type"):
+                    call(library, *dtypes)
+        assert call(nn, f64, f64, f64).dtype == call(rnnpack, f64, f64, f64).dtype == f64
+        assert call(rnnpack, f32, torch.bfloat16, f32).dtype == torch.bfloat16

@@ -107,13 +107,15 @@ class Cell(RNNCellBase):
             if state is not None:
                 self._check_state(input, state, index)
         weights = self._weights()
-        if not functional.in_autocast(input):
-            self._check_dtypes(self._dtype(weights), input, h_0, c_0)
+        self._check_dtypes(self._dtype(weights), input, h_0, c_0)
         return step_call(self._cell(), self.hidden_size, input, h_0, c_0, weights)
 
     def _check_dtypes(self, dtype: torch.dtype, input: Tensor, *states: Tensor | None) -> None:
-        for name, tensor in zip(("input", "h", "c"), (input, *states), strict=True):
-            if tensor is not None and tensor.dtype is not dtype:
+        dtypes = (dtype, *(None if state is None else state.dtype for state in states))
+        for name, tensor, fitting in zip(
+            ("input", "h", "c"), (input, *states), dtypes, strict=True
+        ):
+            if tensor is not None and fitting is not None and not functional.fits(fitting, input):
                 raise RuntimeError(
                     f"{self._name()}: expected {name} in the weights' dtype {dtype}, got "
                     f"{tensor.dtype}; use {name}.to({dtype})"

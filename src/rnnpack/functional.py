@@ -219,6 +219,13 @@ def in_autocast(input: Tensor) -> bool:
     return _autocast(input) is not None
 
 
+def fits(dtype: torch.dtype, input: Tensor) -> bool:
+    """Whether a tensor of this dtype goes with an input: it has the same, or both are rounded by the
+    autocast region that the call runs in. Float64 it leaves alone, as torch's regions do.
+    """
+    return dtype is input.dtype or (dtype in _NATIVE_DTYPES and in_autocast(input))
+
+
 def needs_gradient(call: Call) -> bool:
     """Grad mode is on and any of input, states, weights requires a gradient."""
     if not torch.is_grad_enabled():

@@ -249,9 +249,11 @@ class Recurrent(torch.nn.RNNBase):
         else:
             data, h_0, c_0 = self._batched(input, h_0, c_0, lengths)
         dtype = self._dtype(weights)
-        if data.dtype is not dtype and not functional.in_autocast(data):
+        if not functional.fits(dtype, data):
             fixed = weights[0].dtype == torch.uint8  # packed
-            raise ValueError(
+            # As torch.nn, whose own check stands back in an autocast region.
+            error = RuntimeError if torch.is_autocast_enabled(data.device.type) else ValueError
+            raise error(
                 f"RNN input dtype ({data.dtype}) does not match weight dtype ({dtype}). "
                 f"Convert input: input.to({dtype})"
                 + ("" if fixed else f", or convert model: model.to({data.dtype})")
@@ -333,7 +335,7 @@ def _check_kind(name: str, state: Tensor, data: Tensor) -> None:
             f"{name} must be on the input's device {data.device}, got {state.device}; "
             f"use {name}.to(input.device)"
         )
-    if state.dtype is not data.dtype and not functional.in_autocast(data):
+    if not functional.fits(state.dtype, data):
         raise RuntimeError(
             f"{name} must have the input's dtype {data.dtype}, got {state.dtype}; "
             f"use {name}.to(input.dtype)"
