@@ -220,8 +220,8 @@ def in_autocast(input: Tensor) -> bool:
 
 
 def fits(dtype: torch.dtype, input: Tensor) -> bool:
-    """Whether a tensor of this dtype goes with an input: it has the same, or both are rounded by the
-    autocast region that the call runs in. Float64 it leaves alone, as torch's regions do.
+    """Whether a tensor of this dtype goes with an input: it has the same, or the call runs in an
+    autocast region that rounds both. Float64 it leaves alone, as torch's regions do.
     """
     return dtype is input.dtype or (dtype in _NATIVE_DTYPES and in_autocast(input))
 
