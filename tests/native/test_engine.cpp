@@ -482,20 +482,23 @@ void chosen_plans(const KernelTable& table) {
   }
 }
 
+Case long_lstm(int64_t hidden, int64_t count) {
+  return {.cell = CellKind::kLstm,
+          .input = 9,
+          .hidden = hidden,
+          .projection = 0,
+          .layers = 1,
+          .directions = 1,
+          .reverse = false,
+          .steps = 100,
+          .count = count};
+}
+
 // Each group of rows packs its own weights where they stay in its cache.
 void packings_that_pay(const KernelTable& table) {
   Random random;
   const auto packings = [&](int64_t hidden, int64_t count) {
-    Setup setup({.cell = CellKind::kLstm,
-                 .input = 9,
-                 .hidden = hidden,
-                 .projection = 0,
-                 .layers = 1,
-                 .directions = 1,
-                 .reverse = false,
-                 .steps = 100,
-                 .count = count},
-                table, random);
+    Setup setup(long_lstm(hidden, count), table, random);
     const Outputs none = setup.empty_outputs();
     const Machine machine{2, int64_t{1} << 20, near_cores};
     const int plain = make_plan(table.gemm[0], setup.problem(none), machine).packings;
@@ -520,16 +523,7 @@ void barriers_that_pay(const KernelTable& table) {
   };
   const auto threads = [&](int64_t hidden, int64_t ns) {
     distance = ns;
-    const Setup setup({.cell = CellKind::kLstm,
-                       .input = 9,
-                       .hidden = hidden,
-                       .projection = 0,
-                       .layers = 1,
-                       .directions = 1,
-                       .reverse = false,
-                       .steps = 100,
-                       .count = 1},
-                      table, random);
+    const Setup setup(long_lstm(hidden, 1), table, random);
     const Outputs none = setup.empty_outputs();
     return make_plan(table.gemm[0], setup.problem(none), {2, int64_t{1} << 20, handover}).threads;
   };
