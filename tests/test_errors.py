@@ -36,6 +36,10 @@ BAD_CALLS = {
     "integers": lambda kind: (torch.ones(5, 3, 4, dtype=torch.int64), None),
     "complex": lambda kind: (torch.ones(5, 3, 4, dtype=torch.complex64), None),
     "meta": lambda kind: (torch.empty(5, 3, 4, device="meta"), None),
+    "float64 on meta": lambda kind: (
+        torch.empty(5, 3, 4, device="meta", dtype=torch.float64),
+        None,
+    ),
     "states of another batch": lambda kind: (torch.randn(5, 3, 4), states(kind, (2, 4, 7))),
     "states of another size": lambda kind: (torch.randn(5, 3, 4), states(kind, (2, 3, 8))),
     "states of other layers": lambda kind: (torch.randn(5, 3, 4), states(kind, (3, 3, 7))),

@@ -24,8 +24,9 @@ bool worth_a_barrier(int64_t step_work, const Machine& machine) {
   return step_work >= kMostBarrierWork || step_work >= kBarrierWorkPerNs * machine.handover_ns();
 }
 
-// Weights that one thread has packed come from its cache to the others' at some 10 GB/s, which is
-// 25 us at hidden 128: as much as the barriers of so many steps.
+// Each group packs all weights, or waits for those that others have packed, where threads that
+// share units need their own alone: 25 us more at hidden 128, as much as the barriers of so many
+// steps.
 constexpr int64_t kStepsOfRowGroups = 8;
 
 int64_t step_work(const Problem& p) {
@@ -103,13 +104,12 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, const Machine& mach
   plan.chunk_steps = std::min(plan.chunk_steps, plan.segment_steps);
 
   const int64_t group_rows = largest_group(p.rows, plan.row_groups);
-  if (!p.direct && group_rows > 0 && group_rows <= kernels.streamed_rows &&
-      group_rows * plan.row_groups == p.rows.count) {
-    const int64_t chunk_steps = kernels.pipelined_rows / group_rows;
-    plan.pipelined = p.rows.steps >= 2 * chunk_steps;
-    if (plan.pipelined) plan.chunk_steps = chunk_steps;
-  }
+  const bool few_rows = !p.direct && group_rows > 0 && group_rows <= kernels.streamed_rows &&
+                        group_rows * plan.row_groups == p.rows.count;
+  const int64_t ahead_steps = few_rows ? kernels.pipelined_rows / group_rows : 0;
+  plan.pipelined = few_rows && p.rows.steps >= 2 * ahead_steps;
   if (plan.pipelined) {
+    plan.chunk_steps = ahead_steps;
     if (plan.segment_steps < p.rows.steps)
       plan.segment_steps = round_up(plan.segment_steps, plan.chunk_steps);
   }

@@ -111,11 +111,10 @@ class Cell(RNNCellBase):
         return step_call(self._cell(), self.hidden_size, input, h_0, c_0, weights)
 
     def _check_dtypes(self, dtype: torch.dtype, input: Tensor, *states: Tensor | None) -> None:
-        dtypes = (dtype, *(None if state is None else state.dtype for state in states))
-        for name, tensor, fitting in zip(
-            ("input", "h", "c"), (input, *states), dtypes, strict=True
-        ):
-            if tensor is not None and fitting is not None and not functional.fits(fitting, input):
+        for name, tensor in zip(("input", "h", "c"), (input, *states), strict=True):
+            if tensor is None:
+                continue
+            if not functional.fits(dtype if tensor is input else tensor.dtype, input):
                 raise RuntimeError(
                     f"{self._name()}: expected {name} in the weights' dtype {dtype}, got "
                     f"{tensor.dtype}; use {name}.to({dtype})"

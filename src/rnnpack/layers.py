@@ -252,7 +252,7 @@ class Recurrent(torch.nn.RNNBase):
         if not functional.fits(dtype, data):
             fixed = weights[0].dtype == torch.uint8  # packed
             # As torch.nn, whose own check stands back in an autocast region.
-            error = RuntimeError if torch.is_autocast_enabled(data.device.type) else ValueError
+            error = RuntimeError if torch._C._is_any_autocast_enabled() else ValueError
             raise error(
                 f"RNN input dtype ({data.dtype}) does not match weight dtype ({dtype}). "
                 f"Convert input: input.to({dtype})"
