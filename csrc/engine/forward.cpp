@@ -197,7 +197,8 @@ class Member {
     const int64_t lag = plan_.lag(p_);
     const int64_t steps = p_.rows.steps;
     const int64_t segments = steps == 0 ? 1 : ceil_div(steps, plan_.segment_steps);
-    for (int64_t phase = 0; phase < segments + lag * (p_.layers - 1); ++phase) {
+    const int64_t phases = segments + lag * (p_.layers - 1);
+    for (int64_t phase = 0; phase < phases; ++phase) {
       for (int64_t layer = 0; layer < p_.layers; ++layer) {
         const int64_t segment = phase - lag * layer;
         if (segment < 0 || segment >= segments) continue;
@@ -210,7 +211,8 @@ class Member {
           if (runs(layer, d)) run_segment(layer, d, first, last, ready);
         }
       }
-      scratch_.group_barriers[group_].wait();
+      // The end of the team's work is a barrier too.
+      if (phase + 1 < phases) scratch_.group_barriers[group_].wait();
     }
   }
 
@@ -249,7 +251,7 @@ class Member {
       }
     }
     if (plan_.pipelined) make_pipelined_tiles();
-    scratch_.team_barrier->wait();
+    if (p_.weights[0].packed == nullptr) scratch_.team_barrier->wait();
   }
 
   void make_pipelined_tiles() {

@@ -8,10 +8,13 @@ namespace rnnpack {
 
 namespace {
 
-// Starting a team costs about 2 us while its threads still spin from the last one, but 30 us once
-// they sleep, as they do between the steps of a stream in real time. 4e5 multiply-adds are 8 us or
-// more on one core.
+// Starting a team costs 30 us once its threads sleep, as they do between the steps of a stream in
+// real time. 4e5 multiply-adds are 8 us or more on one core.
 constexpr int64_t kTeamWork = 400'000;
+// While they still spin from the last team it costs 1.5 us near by: in multiply-adds of two threads
+// for each ns that a line takes from core to core.
+constexpr int64_t kAwakeTeamWorkPerNs = 2'000;
+constexpr int64_t kLeastTeamWork = 80'000;  // for any distance of cores
 // What a step's barrier costs, in multiply-adds for each ns that a line takes from core to core:
 // the barrier is four such ways, the lines of h that follow it some more, and one row makes about
 // 30 multiply-adds in a ns.
@@ -35,12 +38,14 @@ int64_t step_work(const Problem& p) {
 }
 
 int64_t total_work(const Problem& p) {
+  const int64_t skipped = p.h_0 == nullptr && p.rows.steps > 0 ? 1 : 0;  // recurrent products
   int64_t work = 0;
   for (int64_t l = 0; l < p.layers; ++l) {
     work += p.directions *
-            (step_work(p) + p.rows.count * traits(p.cell).gates * p.hidden * p.shape(l).input);
+            (step_work(p) * (p.rows.steps - skipped) +
+             p.rows.count * p.rows.steps * traits(p.cell).gates * p.hidden * p.shape(l).input);
   }
-  return work * p.rows.steps;
+  return work;
 }
 
 int64_t packed_bytes(const Problem& p) {
@@ -58,9 +63,18 @@ int largest_divisor(int n, int limit) {
 
 }  // namespace
 
+int worthwhile_threads(const Problem& p, const Machine& machine) {
+  if (machine.threads <= 1) return 1;
+  const int64_t work = total_work(p);
+  if (work >= kTeamWork) return machine.threads;
+  const bool awake = work >= kLeastTeamWork && machine.team_awake() &&
+                     work >= kAwakeTeamWorkPerNs * machine.handover_ns() * machine.threads / 2;
+  return awake ? machine.threads : 1;
+}
+
 Plan make_plan(const GemmKernels& kernels, const Problem& p, const Machine& machine) {
   Plan plan{1, 1, 1, 1, std::max<int64_t>(p.rows.steps, 1), 1};
-  int threads = total_work(p) < kTeamWork ? 1 : machine.threads;
+  int threads = machine.threads;
 
   // Rows first: groups of rows never wait for each other. But each reads all the weights: that pays
   // over several steps, and it takes enough rows to compute with while they come: 2 where the

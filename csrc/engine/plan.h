@@ -38,9 +38,14 @@ struct Plan {
 struct Machine {
   int threads;  // at most
   int64_t l2_bytes;
-  int64_t (*handover_ns)();  // asked only where it decides
+  int64_t (*handover_ns)();  // see team.h, as for the next; asked only where it decides
+  bool (*team_awake)();
 };
 
+// How many of the machine's threads a call is worth: one where there is too little work.
+int worthwhile_threads(const Problem& problem, const Machine& machine);
+
+// Shares a call among the machine's threads, or among fewer.
 Plan make_plan(const GemmKernels& kernels, const Problem& problem, const Machine& machine);
 
 // The same call on one thread: what remains when the team turns out smaller than planned.

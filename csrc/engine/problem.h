@@ -112,7 +112,7 @@ struct Problem {
   Rows rows;
   SequenceView input;
   SequenceView output;          // rows of directions * output floats
-  const LayerWeights* weights;  // [layers * directions]
+  const LayerWeights* weights;  // [layers * directions], all of them packed or none
   const float* h_0;             // [layers * directions, count, output]; null: zero
   const float* c_0;             // [layers * directions, count, hidden]; null: zero
   float* h_n;                   // as h_0, all written; null: the output is enough (one step)

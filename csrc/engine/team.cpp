@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <limits>
 
 #ifdef RNNPACK_TEAM_STD_THREAD
 #include <thread>
@@ -16,6 +18,31 @@
 #endif
 
 namespace rnnpack {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int64_t ns(Clock::duration duration) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+}
+
+int64_t now_ns() { return ns(Clock::now().time_since_epoch()); }
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::min() / 2;
+
+// How often a thread asks for a team that sleeps.
+struct Asking {
+  int64_t last = kNever;  // ns
+  int in_succession = 0;  // times at short intervals
+};
+thread_local Asking asking;
+
+// The latest team: whose, and when it was done. OpenMP keeps one for each thread that starts some.
+std::atomic<const Asking*> latest_owner{nullptr};
+std::atomic<int64_t> latest_end{kNever};
+
+}  // namespace
 
 #ifdef RNNPACK_TEAM_STD_THREAD  // for ThreadSanitizer, which cannot see into libgomp
 
@@ -44,6 +71,8 @@ void run_team(int threads, TeamBody body, void* context) {
     const int size = std::min(threads, omp_get_num_threads());
     if (omp_get_thread_num() < size) body(context, omp_get_thread_num(), size);
   }
+  latest_owner.store(&asking, std::memory_order_relaxed);
+  latest_end.store(now_ns(), std::memory_order_relaxed);
 }
 
 namespace {
@@ -76,12 +105,6 @@ inline void give_way() {
 #if defined(__unix__) || defined(__APPLE__)
   sched_yield();
 #endif
-}
-
-using Clock = std::chrono::steady_clock;
-
-int64_t ns(Clock::duration duration) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
 }
 
 // Two threads answer each other; the quickest of a few rallies counts.
@@ -137,10 +160,10 @@ struct Handover {
 }  // namespace
 
 int64_t handover_ns() {
-  constexpr int64_t kLastsFor = 1'000'000'000;
+  constexpr int64_t kLastsFor = 200'000'000;
   constexpr int64_t kUsual = 100;  // until it has been measured
   static std::atomic<int64_t> known{kUsual}, measured_at{-kLastsFor};
-  const int64_t now = ns(Clock::now().time_since_epoch());
+  const int64_t now = now_ns();
   int64_t last = measured_at.load(std::memory_order_relaxed);
   // One thread measures; the others use what was known.
   if (now - last > kLastsFor && measured_at.compare_exchange_strong(last, now)) {
@@ -149,6 +172,23 @@ int64_t handover_ns() {
     if (game.best > 0) known.store(game.best, std::memory_order_relaxed);
   }
   return known.load(std::memory_order_relaxed);
+}
+
+bool team_awake() {
+  constexpr int64_t kShortly = 50'000;  // ns; OpenMP's idle threads spin for some milliseconds
+  constexpr int kWorthWaking = 20;      // calls of a few us, for one that waits for 30 us
+  static const bool sleeps_at_once = [] {
+    const char* policy = std::getenv("OMP_WAIT_POLICY");  // "active" or "passive", in any case
+    return policy != nullptr && (*policy == 'p' || *policy == 'P');
+  }();
+  if (sleeps_at_once) return false;
+  const int64_t now = now_ns();
+  // Another thread's team has the cores.
+  if (now - latest_end.load(std::memory_order_relaxed) < kShortly)
+    return latest_owner.load(std::memory_order_relaxed) == &asking;
+  asking.in_succession = now - asking.last < kShortly ? asking.in_succession + 1 : 0;
+  asking.last = now;
+  return asking.in_succession >= kWorthWaking;
 }
 
 void Barrier::wait_for_others() {

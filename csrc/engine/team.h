@@ -19,8 +19,12 @@ void run_team(int threads, TeamBody body, void* context);
 
 // Nanoseconds from a write of one thread until another one sees it: some 40 within a cluster of
 // cores, 150 from one to the next. Measured when it is asked for, with a team of two and in some 10
-// us, but not more than once a second: a virtual machine's processors move.
+// us, but not more than five times a second: a virtual machine's processors move.
 int64_t handover_ns();
+
+// Whether a call of a few us is worth a team: the calling thread's most likely still spins from the
+// call before, or it asks so often that waking it is worth it.
+bool team_awake();
 
 // How many threads a call may use: OpenMP's setting for the calling thread; 1 inside another team
 // and in a forked process.

@@ -53,7 +53,7 @@ void check_state(const std::optional<Tensor>& state, const char* name, ScalarTyp
 void run(Problem& problem) {
   if (problem.rows.count == 0) return;
   if (problem.weights[0].packed == nullptr) choose_groups(kernels(), problem);
-  const Plan plan = make_plan(kernels().gemm[index(problem.storage)], problem, machine());
+  const Plan plan = make_plan(kernels().gemm[index(problem.storage)], problem, machine(problem));
   const Scratch scratch(forward_scratch_bytes(problem, plan));
   run_forward(kernels(), problem, plan, scratch.data());
 }

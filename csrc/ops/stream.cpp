@@ -65,16 +65,16 @@ class Stream {
                       problem_.input_size};
     problem_.output = {output, problem_.rows.count * problem_.output_size(),
                        problem_.output_size()};
-    const int threads = thread_limit();
-    if (steps != planned_steps_ || threads != planned_threads_) {
-      plan_ = make_plan(kernels().gemm[index(problem_.storage)], problem_, machine());
+    const Machine usable = machine(problem_);
+    if (steps != planned_steps_ || usable.threads != planned_threads_) {
+      plan_ = make_plan(kernels().gemm[index(problem_.storage)], problem_, usable);
       const int64_t bytes = forward_scratch_bytes(problem_, plan_);
       if (bytes > scratch_bytes_) {
         scratch_ = std::make_unique<Scratch>(bytes);
         scratch_bytes_ = bytes;
       }
       planned_steps_ = steps;
-      planned_threads_ = threads;
+      planned_threads_ = usable.threads;
     }
     run_forward(kernels(), problem_, plan_, scratch_->data());
   }

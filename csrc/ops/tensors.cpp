@@ -192,7 +192,11 @@ int thread_limit() {
   return team_limit();
 }
 
-Machine machine() { return {thread_limit(), l2_cache_bytes(), &handover_ns}; }
+Machine machine(const Problem& problem) {
+  Machine machine{thread_limit(), l2_cache_bytes(), &handover_ns, &team_awake};
+  machine.threads = worthwhile_threads(problem, machine);
+  return machine;
+}
 
 void prefer_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__)

@@ -131,8 +131,8 @@ class Scratch {
 // How many threads a call may use: torch's setting, which a thread that is new to torch learns by
 // this question; see team_limit.
 int thread_limit();
-// The machine as this thread may use it now.
-Machine machine();
+// The machine, as this thread may use it now and as far as it is worth it for the problem.
+Machine machine(const Problem& problem);
 
 inline float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.data_ptr()); }
 

@@ -143,7 +143,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> train(
   problem.c_n = layer.has_cell_state() ? floats(c_n) : nullptr;
   layer.set_reserve(reserve, recompute);
   if (layer.rows() > 0) {
-    const Plan plan = make_plan(kernels().gemm[index(problem.storage)], problem, machine());
+    const Plan plan = make_plan(kernels().gemm[index(problem.storage)], problem, machine(problem));
     const Scratch scratch(forward_scratch_bytes(problem, plan));
     run_forward(kernels(), problem, plan, scratch.data());
   }
@@ -208,8 +208,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> train
   backward.grad_bias_ih = if_wanted(5, grad_bias_ih);
   backward.grad_bias_hh = if_wanted(6, grad_bias_hh);
   backward.grad_weight_hr = if_wanted(7, grad_weight_hr);
-  const Plan plan =
-      make_plan(kernels().gemm[index(layer.problem.storage)], layer.problem, machine());
+  const Plan plan = make_plan(kernels().gemm[index(layer.problem.storage)], layer.problem,
+                              machine(layer.problem));
   const Scratch scratch(backward_scratch_bytes(backward, plan));
   run_backward(kernels(), backward, plan, scratch.data());
   if (wants(0)) layer.sequence.zero_padding(grad_input);

@@ -416,6 +416,7 @@ void states_in_place(const KernelTable& table) {
 // --- The plan ------------------------------------------------------------------------------------
 
 int64_t near_cores() { return 50; }
+bool asleep() { return false; }
 
 // What make_plan may choose: threads that are all used, within the limit; and it gives the bits of
 // one thread.
@@ -445,7 +446,7 @@ void chosen_plans(const KernelTable& table) {
           for (const int limit : {1, 2, 3, 4, 8, 61}) {
             for (const int64_t l2 : {int64_t{1} << 12, int64_t{1} << 20}) {
               const Plan plan =
-                  make_plan(table.gemm[0], setup.problem(none), {limit, l2, near_cores});
+                  make_plan(table.gemm[0], setup.problem(none), {limit, l2, near_cores, asleep});
               const std::string text = describe(k, plan) + ", limit " + std::to_string(limit);
               expect(plan.packings == 1 || plan.packings == plan.row_groups, text,
                      ": some groups share weights, and some do not");
@@ -472,7 +473,7 @@ void chosen_plans(const KernelTable& table) {
           setup.set_groups(chosen.ih_group, chosen.hh_group);
           for (const int limit : {3, 8}) {
             const Plan plan = make_plan(table.gemm[0], setup.problem(none),
-                                        {limit, int64_t{1} << 20, near_cores});
+                                        {limit, int64_t{1} << 20, near_cores, asleep});
             expect(setup.run(plan).same_bits(expected), describe(k, plan),
                    ": other bits than one thread");
           }
@@ -500,7 +501,7 @@ void packings_that_pay(const KernelTable& table) {
   const auto packings = [&](int64_t hidden, int64_t count) {
     Setup setup(long_lstm(hidden, count), table, random);
     const Outputs none = setup.empty_outputs();
-    const Machine machine{2, int64_t{1} << 20, near_cores};
+    const Machine machine{2, int64_t{1} << 20, near_cores, asleep};
     const int plain = make_plan(table.gemm[0], setup.problem(none), machine).packings;
     setup.pack();
     expect(make_plan(table.gemm[0], setup.problem(none), machine).packings == 1, "hidden ", hidden,
@@ -525,7 +526,8 @@ void barriers_that_pay(const KernelTable& table) {
     distance = ns;
     const Setup setup(long_lstm(hidden, 1), table, random);
     const Outputs none = setup.empty_outputs();
-    return make_plan(table.gemm[0], setup.problem(none), {2, int64_t{1} << 20, handover}).threads;
+    const Machine machine{2, int64_t{1} << 20, handover, asleep};
+    return make_plan(table.gemm[0], setup.problem(none), machine).threads;
   };
   for (const auto& [hidden, ns, expected] : {std::tuple{64, 40, 2}, std::tuple{64, 200, 1},
                                              std::tuple{128, 200, 2}, std::tuple{128, 20'000, 1}}) {
@@ -537,6 +539,44 @@ void barriers_that_pay(const KernelTable& table) {
   asked = 0;
   expect(threads(16, 1) == 1 && threads(512, 20'000) == 2 && asked == 0,
          "the distance of cores was asked for where it decides nothing");
+}
+
+// A call of a few us gets a team where it is awake and near by; nothing is asked where the answer
+// is clear.
+void teams_that_pay(const KernelTable& table) {
+  Random random;
+  static bool awake;
+  static int64_t distance;
+  static int asked;
+  const auto threads = [&](int64_t hidden, int64_t steps, int limit) {
+    asked = 0;
+    Case k = long_lstm(hidden, 1);
+    k.input = hidden;
+    k.steps = steps;
+    const Setup setup(k, table, random);
+    const Outputs none = setup.empty_outputs();
+    return worthwhile_threads(setup.problem(none), {limit, int64_t{1} << 20, [] {
+      ++asked;
+      return distance;
+    }, [] {
+      ++asked;
+      return awake;
+    }});
+  };
+  for (const auto& [now_awake, ns, expected] :
+       {std::tuple{true, 40, 2}, std::tuple{true, 150, 1}, std::tuple{false, 40, 1}}) {
+    awake = now_awake;
+    distance = ns;
+    const int found = threads(128, 1, 2);  // 131,072 multiply-adds
+    expect(found == expected, awake ? "awake" : "asleep", " and ", ns, " ns away: ", found,
+           " threads");
+  }
+  awake = true;
+  distance = 40;
+  expect(threads(128, 1, 16) == 1, "a large team is woken for little work");
+  expect(threads(64, 1, 2) == 1 && asked == 0, "asked about work that is too little");
+  expect(threads(128, 100, 2) == 2 && asked == 0, "asked about work that is enough");
+  expect(threads(128, 100, 1) == 1 && asked == 0, "asked about a team of one");
 }
 
 // Calls from the members of another team: theirs may turn out smaller than planned, and the bits
@@ -584,6 +624,7 @@ int main() {
   chosen_plans(*all.back());
   packings_that_pay(*all.back());
   barriers_that_pay(*all.back());
+  teams_that_pay(*all.back());
   nested_calls(*all.back());
   return report("test_engine");
 }

@@ -2,9 +2,11 @@
 // within teams and beyond the cores work. Memory that members share is plain on purpose:
 // ThreadSanitizer sees whether the barrier orders it.
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <set>
 #include <string>
+#include <thread>
 
 #ifndef RNNPACK_TEAM_STD_THREAD
 #include <omp.h>
@@ -175,6 +177,45 @@ void distance_of_cores() {
   run_team(2, [](void*, int, int) { handover_ns(); }, nullptr);
 }
 
+#ifndef RNNPACK_TEAM_STD_THREAD
+// Little work gets a team while that of the call before still spins, or when it comes often; and
+// not beside another thread's.
+void teams_awake() {
+  const auto nothing = [](void*, int, int) {};
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  // A machine that halts this thread for longer than the interval makes it ask again.
+  const auto within_tries = [](auto&& holds) {
+    for (int attempt = 0; attempt < 100; ++attempt) {
+      if (holds()) return true;
+    }
+    return false;
+  };
+  pause();
+  expect(!team_awake(), "a team that sleeps is called for one small call");
+  expect(within_tries([&] {
+    run_team(2, nothing, nullptr);
+    return team_awake();
+  }),
+         "a team is asleep as soon as it is done");
+  pause();
+  expect(!team_awake(), "a team is awake for ever");
+  expect(within_tries([&] {
+    pause();
+    int asked = 1;
+    while (asked < 100 && !team_awake()) ++asked;
+    return asked > 5 && asked < 100;
+  }),
+         "calls in quick succession do not wake a team");
+  expect(within_tries([&] {
+    std::thread([&] { run_team(2, nothing, nullptr); }).join();
+    return !team_awake();
+  }),
+         "another thread's team is taken for its own");
+}
+#else
+void teams_awake() {}  // each team starts threads of its own here
+#endif
+
 }  // namespace
 }  // namespace rnnpack::check
 
@@ -196,6 +237,7 @@ int main() {
   alone.reset(1);
   for (int i = 0; i < 3; ++i) alone.wait();  // returns: there is nobody to wait for
   distance_of_cores();
+  teams_awake();
   threads_stay();
   return report("test_team");
 }
