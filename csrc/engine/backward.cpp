@@ -54,7 +54,7 @@ struct Scratch {
   void* packed;     // forward weights, when gates are rebuilt
   void* weight_hh;  // panels of weight_hh by its columns: k = gates * hidden
   void* weight_hr;  // panels of weight_hr by its columns: k = projection
-  float* zeros;     // max(outputs, units), padded
+  float* zeros;     // max(input, outputs, units), padded
   ChunkGradients chunk;
   GroupScratch* groups;
   MemberScratch* members;
@@ -63,7 +63,8 @@ struct Scratch {
 };
 
 int64_t zeros_wanted(const Problem& p) {
-  return std::max(padded_units(p), round_up(p.output_size(), kPanel));
+  return std::max(
+      {padded_units(p), round_up(p.output_size(), kPanel), round_up(p.input_size, kPanel)});
 }
 
 int64_t gate_columns(const Problem& p) { return traits(p.cell).gates * p.hidden; }
@@ -340,7 +341,7 @@ class Member {
   const GroupScratch& group_;
   const MemberScratch& mine_;
   const LayerPass pass_;
-  const Gradients gradients_;
+  Gradients gradients_;
   const LayerShape shape_;
 };
 

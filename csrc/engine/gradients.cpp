@@ -23,8 +23,10 @@ int slot_runs(const CellTraits& cell, SlotRun* runs) {
   return count;
 }
 
-WeightTotals take_totals(Arena& arena, int64_t rows, int64_t columns, bool wanted) {
-  return {wanted ? arena.take<float>(rows * round_up(columns, kPanel)) : nullptr, rows, columns};
+WeightTotals take_totals(Arena& arena, int64_t rows, int64_t columns, float* gradient) {
+  const bool apart = gradient != nullptr && columns % kPanel != 0;
+  return {apart ? arena.take<float>(rows * round_up(columns, kPanel)) : gradient, gradient, rows,
+          columns};
 }
 
 int64_t gate_width(const Problem& p) { return round_up(traits(p.cell).slots * p.hidden, kPanel); }
@@ -61,9 +63,9 @@ GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int th
                                    p.projection > 0 ? round_up(p.hidden, kPanel) : 0});
 
   GradientScratch s{};
-  s.ih = take_totals(arena, gate_rows, p.input_size, b.grad_weight_ih != nullptr);
-  s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh != nullptr);
-  s.hr = take_totals(arena, p.projection, p.hidden, b.grad_weight_hr != nullptr);
+  s.ih = take_totals(arena, gate_rows, p.input_size, b.grad_weight_ih);
+  s.hh = take_totals(arena, gate_rows, p.output_size(), b.grad_weight_hh);
+  s.hr = take_totals(arena, p.projection, p.hidden, b.grad_weight_hr);
   if (b.grad_bias_ih != nullptr || b.grad_bias_hh != nullptr)
     s.bias = arena.take<float>(gate_width(p));
   if (b.grad_input.data != nullptr) s.weight_ih = arena.take<char>(p.ih_columns().bytes(gate_rows));
@@ -75,7 +77,8 @@ GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int th
     if (threads > 1) arena.leave_page();
     m.left = arena.take<float>(own_rows * kGradientBlock);
     m.right = arena.take<float>(kGradientBlock * widest);
-    if (b.grad_input.data != nullptr) m.input = arena.take<float>(kGradientBlock * input_columns);
+    if (b.grad_input.data != nullptr && input_columns != p.input_size)
+      m.input = arena.take<float>(kGradientBlock * input_columns);
     m.a = arena.take<const float*>(std::max(own_rows, kGradientBlock));
     m.source = arena.take<const void*>(2 * kGradientBlock);
     m.c = arena.take<float*>(std::max(own_rows, 2 * kGradientBlock));
@@ -85,12 +88,6 @@ GradientScratch lay_out_gradients(Arena& arena, const BackwardProblem& b, int th
 }
 
 void Gradients::start() const {
-  for (const WeightTotals* weight : {&scratch_.ih, &scratch_.hh, &scratch_.hr}) {
-    const Range own = share(weight->rows, threads_, index_);
-    const int64_t width = round_up(weight->columns, kPanel);
-    if (weight->totals != nullptr)
-      std::fill(weight->totals + own.first * width, weight->totals + own.last * width, 0.0f);
-  }
   if (index_ == 0) {
     std::fill(scratch_.ones, scratch_.ones + kGradientBlock, 1.0f);
     if (scratch_.bias != nullptr) std::fill_n(scratch_.bias, chunk_.gate_width, 0.0f);
@@ -113,7 +110,7 @@ void* Gradients::run_panels(const SlotRun& run) const {
   return static_cast<char*>(scratch_.weight_ih) + p_.ih_columns().bytes(run.first_gate * p_.hidden);
 }
 
-void Gradients::add_chunk(int64_t first, int64_t last) const {
+void Gradients::add_chunk(int64_t first, int64_t last) {
   const void** inputs = mine_.source;
   const void** states = mine_.source + kGradientBlock;
   float** outputs = mine_.c + kGradientBlock;
@@ -124,6 +121,7 @@ void Gradients::add_chunk(int64_t first, int64_t last) const {
     if (b_.grad_input.data != nullptr) add_input(place, block, outputs);
     place += block;
     block = 0;
+    empty_ = false;
   };
   for (int64_t s = first; s < last; ++s) {
     for (int64_t r = 0; r < p_.rows.active_at(s); ++r) {
@@ -143,7 +141,7 @@ void Gradients::add_block(int64_t first_row, int64_t rows, const void* const* in
   const int* held = nullptr;  // the slots of dgates that are transposed
   const auto add_gates = [&](const WeightTotals& weight, const int* slot_of,
                              const void* const* right) {
-    if (weight.totals == nullptr) return;
+    if (weight.gradient == nullptr) return;
     transpose(weight, rows, chunk_.dgates_row(first_row), chunk_.gate_width, p_.hidden, slot_of,
               held);
     held = slot_of;
@@ -152,7 +150,7 @@ void Gradients::add_block(int64_t first_row, int64_t rows, const void* const* in
   add_gates(scratch_.ih, cell.ih_slot, inputs);
   add_gates(scratch_.hh, cell.hh_slot, states);
   if (scratch_.bias != nullptr) add_bias(first_row, rows);
-  if (scratch_.hr.totals == nullptr) return;
+  if (scratch_.hr.gradient == nullptr) return;
   const void* hidden[kGradientBlock];
   for (int64_t i = 0; i < rows; ++i) hidden[i] = chunk_.hidden_row(first_row + i);
   constexpr int kOneSlot[1] = {0};
@@ -203,8 +201,8 @@ void Gradients::add_weight(const WeightTotals& weight, int64_t rows,
       mine_.a[q] = mine_.left + (j - own.first + q) * kGradientBlock;
       mine_.c[q] = weight.totals + (j + q) * width;
     }
-    multiply(kernels_.gemm[kFloats],
-             {batch, rows, mine_.a, mine_.right, map, 0, map.count, nullptr, mine_.c});
+    multiply(kernels_.gemm[kFloats], {batch, rows, mine_.a, mine_.right, map, 0, map.count,
+                                      empty_ ? zeros_ : nullptr, mine_.c});
   }
 }
 
@@ -229,33 +227,34 @@ void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs
   SlotRun runs[kMaxGates];
   const int run_count = slot_runs(traits(p_.cell), runs);
   const PanelMap map = p_.ih_columns();
-  for (int64_t i = 0; i < count; ++i) {
-    mine_.c[i] = mine_.input + i * width;
-    std::fill(mine_.c[i], mine_.c[i] + width, 0.0f);
-  }
+  for (int64_t i = 0; i < count; ++i)
+    mine_.c[i] = mine_.input == nullptr ? outputs[own.first + i] : mine_.input + i * width;
   for (int n = 0; n < run_count; ++n) {
     for (int64_t i = 0; i < count; ++i)
       mine_.a[i] = chunk_.dgates_row(first_row + own.first + i) + runs[n].slot * p_.hidden;
     multiply(kernels_.gemm[index(p_.storage)],
              {count, runs[n].gates * p_.hidden, mine_.a, run_panels(runs[n]), map, 0, map.count,
-              nullptr, mine_.c});
+              n == 0 ? zeros_ : nullptr, mine_.c});
   }
-  for (int64_t i = 0; i < count; ++i)
+  for (int64_t i = 0; i < count && mine_.input != nullptr; ++i)
     LayerPass::copy(outputs[own.first + i], mine_.c[i], {0, p_.input_size});
 }
 
 void Gradients::finish() const {
-  const auto write = [this](const WeightTotals& weight, float* gradient) {
-    if (weight.totals == nullptr) return;
-    const Range own = share(weight.rows, threads_, index_);
-    for (int64_t j = own.first; j < own.last; ++j) {
-      std::copy_n(weight.totals + j * round_up(weight.columns, kPanel), weight.columns,
-                  gradient + j * weight.columns);
+  for (const WeightTotals* weight : {&scratch_.ih, &scratch_.hh, &scratch_.hr}) {
+    if (weight->gradient == nullptr) continue;
+    const Range own = share(weight->rows, threads_, index_);
+    const int64_t columns = weight->columns;
+    if (empty_) {
+      std::fill(weight->gradient + own.first * columns, weight->gradient + own.last * columns,
+                0.0f);
+    } else if (weight->totals != weight->gradient) {
+      for (int64_t j = own.first; j < own.last; ++j) {
+        std::copy_n(weight->totals + j * round_up(columns, kPanel), columns,
+                    weight->gradient + j * columns);
+      }
     }
-  };
-  write(scratch_.ih, b_.grad_weight_ih);
-  write(scratch_.hh, b_.grad_weight_hh);
-  write(scratch_.hr, b_.grad_weight_hr);
+  }
 
   const Range panels = share(dgates_panels().count, threads_, index_);
   const auto write_bias = [&](const int* slot_of, float* gradient) {

@@ -31,14 +31,16 @@ ChunkGradients lay_out_chunk(Arena& arena, const Problem& problem);
 // One product gradient[j, :] = sum over rows of left[row, j] * right[row, :], of which each thread
 // makes a share of j.
 struct WeightTotals {
-  float* totals;  // [rows of the weight, padded columns]; null: not wanted
+  float* totals;    // [rows of the weight, padded columns]; the gradient itself if none are padded
+  float* gradient;  // null: not wanted
   int64_t rows, columns;
 };
 
 struct GradientMember {
   float* left;   // [own rows of the largest weight, kGradientBlock]: columns of `left`, transposed
   float* right;  // panels of kGradientBlock rows
-  float* input;  // [kGradientBlock, padded input]: gradients of input rows
+  float* input;  // [kGradientBlock, padded input]: gradients of input rows; null where none are
+                 // padded
   const float** a;  // row pointers
   const void** source;
   float** c;
@@ -75,10 +77,10 @@ class Gradients {
         threads_(threads),
         index_(index) {}
 
-  void start() const;  // zero totals, pack what the products need
-  void add_chunk(int64_t first,
-                 int64_t last) const;  // steps [first, last), all of whose dgates are there
-  void finish() const;                 // write the totals to the caller's tensors
+  void start() const;  // packs what the products need
+  // Steps [first, last), all of whose dgates are there.
+  void add_chunk(int64_t first, int64_t last);
+  void finish() const;  // writes the totals to the caller's tensors
 
  private:
   void add_block(int64_t first_row, int64_t rows, const void* const* inputs,
@@ -99,6 +101,7 @@ class Gradients {
   const float* zeros_;
   const GradientMember& mine_;
   const int threads_, index_;
+  bool empty_ = true;  // nothing has been added: the totals hold what was in memory before
 };
 
 }  // namespace rnnpack
