@@ -5,6 +5,8 @@ import io
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -332,3 +334,20 @@ def test_a_forked_process_can_run_a_layer_used_before(kind):
             child.kill()
             pytest.fail("the child hangs")
     assert child.exitcode == 0 and queue.get()
+
+
+FIRST_USED_IN_A_FORK = """
+import os, torch, rnnpack
+torch.set_num_threads(2)
+layer, input = rnnpack.LSTM(64, 128), torch.randn(64, 4, 64)
+torch.exp(torch.randn(1 << 20))  # torch starts the team of threads
+if (child := os.fork()) == 0:
+    with torch.no_grad():
+        layer(input)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_can_run_a_layer_first():
+    subprocess.run([sys.executable, "-c", FIRST_USED_IN_A_FORK], check=True, timeout=120)

@@ -171,6 +171,18 @@ def test_nan_and_infinity_stay_in_their_row(kind, training):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_infinite_input_of_few_rows_is_as_in_torch(kind, batch, training):
+    ours, torchs = kind.pair(8, 20)  # the last block of units is not full
+    input = torch.randn(64, batch, 8)
+    input[40, 0, 3] = float("inf")
+    with torch.set_grad_enabled(training):
+        output, theirs = ours(input)[0].detach(), torchs(input)[0].detach()
+    torch.testing.assert_close(output, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_gru_multiplies_the_reset_gate_after_the_hidden_bias(training):
     # With large biases, adding both up front or resetting before the product is far off.
     case = Case(GRU, 6, 2, 3, 5)

@@ -130,6 +130,25 @@ def test_lengths_equal_packing(kind, batch_first, training):
                 torch.testing.assert_close(my_states, states)
 
 
+@pytest.mark.parametrize("form", ["packed", "lengths"])
+@pytest.mark.parametrize("num_layers", [4, 5, 6])
+@each_kind
+def test_short_rows_of_deep_stacks_keep_their_final_states(kind, num_layers, form):
+    # Threads run layers side by side, over the same memory between them, while long rows go on.
+    ours, torchs = Case(kind, 96, 4, 17, 33, num_layers).pair()
+    lengths, input = torch.tensor([96, 3, 8, 50]), torch.randn(96, 4, 17)
+    packed = pack_padded_sequence(input, lengths, enforce_sorted=False)
+    with torch.no_grad():
+        expected = call(torchs, packed)[1]
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            if form == "packed":
+                states = call(ours, packed)[1]
+            else:
+                states = call(ours, input, lengths=lengths)[1]
+            torch.testing.assert_close(states, expected)
+
+
 @each_mode
 @pytest.mark.parametrize("form", ["packed", "lengths"])
 @each_kind

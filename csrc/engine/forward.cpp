@@ -346,6 +346,8 @@ class Member {
         pass_.start_gates(layer.shape, layer.w, layer.packed, rows, mine_.now.input,
                           mine_.now.gates);
         started = end;
+      } else {
+        pass_.start_other_slots(layer.packed, rows, mine_.now.gates);
       }
       const int64_t next_end = std::min(end + plan_.chunk_steps, ready);
       // Whole tiles only, of rows that still run at all of their steps.
@@ -354,7 +356,6 @@ class Member {
       if (ahead) {
         gather(layer, end, next_end, mine_.next);
         pack_next_rows(layer.shape.input);
-        pass_.start_other_slots(layer.packed, pass_.gemm().pipelined_rows, mine_.next.gates);
         started = next_end;
       }
       float** gates = mine_.now.gates;
@@ -366,7 +367,7 @@ class Member {
       }
       s = end;
     }
-    if (last == p_.rows.steps) finish_states(layer.stack, d, layer.output);
+    finish_states(layer, d, last);
   }
 
   // The next chunk's input, from rows to a panel of them.
@@ -478,14 +479,18 @@ class Member {
     }
   }
 
-  void finish_states(int64_t stack, int d, const SequenceView& output) {
+  // Of rows that end in a segment, up to step `last`: a layer above may write over what lies
+  // between layers before the longest row has ended.
+  void finish_states(const Layer& layer, int d, int64_t last) {
     const bool reverse = p_.reversed(d);
+    const int64_t stack = layer.stack;
     const Range outputs = pass_.own_outputs();
     for (int64_t i = 0; i < pass_.set.count; ++i) {
       const int64_t r = pass_.set.row(i);
       const int64_t length = p_.rows.length(r);
+      if (length > last || (length <= layer.first && layer.first > 0)) continue;
       const int64_t state = pass_.state_row(stack, r);
-      const float* h = h_before(p_, output, stack, reverse, length, r, scratch_.zeros);
+      const float* h = h_before(p_, layer.output, stack, reverse, length, r, scratch_.zeros);
       if (p_.h_n != nullptr) LayerPass::copy(p_.h_n + state * p_.output_size(), h, outputs);
       if (p_.c_n != nullptr)
         LayerPass::copy(p_.c_n + state * p_.hidden, c_row(stack, length - 1, i), pass_.own_units());

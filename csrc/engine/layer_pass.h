@@ -140,7 +140,8 @@ struct LayerPass {
     start_other_slots(packed, rows, out);
   }
 
-  // Slots that no input product writes (GRU: the recurrent part of n) get their bias.
+  // Slots that belong to no input product (GRU: the recurrent part of n) get their bias, once it is
+  // there: the last block's panels hold zeros for them, which make NaN of an infinite input.
   void start_other_slots(const void* packed, int64_t rows, float* const* out) const {
     const float* bias = static_cast<const float*>(packed);
     const CellTraits& cell = traits(p.cell);

@@ -44,12 +44,49 @@ std::atomic<int64_t> latest_end{kNever};
 
 }  // namespace
 
+namespace {
+
+// How this thread rounds, and whether it takes denormals for zero (torch.set_flush_denormal).
+class FloatMode {
+ public:
+#if defined(__x86_64__)
+  static FloatMode current() { return FloatMode(__builtin_ia32_stmxcsr()); }
+  void use() const { __builtin_ia32_ldmxcsr(static_cast<uint32_t>(bits_)); }
+#elif defined(__aarch64__)
+  static FloatMode current() {
+    uint64_t bits;
+    asm volatile("mrs %0, fpcr" : "=r"(bits));
+    return FloatMode(bits);
+  }
+  void use() const { asm volatile("msr fpcr, %0" : : "r"(bits_)); }
+#else
+  static FloatMode current() { return FloatMode(0); }
+  void use() const {}
+#endif
+
+ private:
+  explicit FloatMode(uint64_t bits) : bits_(bits) {}
+  uint64_t bits_;
+};
+
+// A team computes in the mode of the thread that calls it, or bits would depend on the number of
+// threads.
+void run_member(TeamBody body, void* context, int member, int size, FloatMode mode) {
+  const FloatMode own = FloatMode::current();
+  mode.use();
+  body(context, member, size);
+  own.use();
+}
+
+}  // namespace
+
 #ifdef RNNPACK_TEAM_STD_THREAD  // for ThreadSanitizer, which cannot see into libgomp
 
 void run_team(int threads, TeamBody body, void* context) {
+  const FloatMode mode = FloatMode::current();
   std::vector<std::thread> others;
   for (int member = 1; member < threads; ++member)
-    others.emplace_back(body, context, member, threads);
+    others.emplace_back(run_member, body, context, member, threads, mode);
   body(context, 0, threads);
   for (std::thread& other : others) other.join();
 }
@@ -66,10 +103,11 @@ void run_team(int threads, TeamBody body, void* context) {
   // As many as torch's own parallel regions have, of which the surplus goes home at once: libgomp
   // ends threads that a smaller team leaves over, and the next larger one has to start them anew.
   const int all = std::max(threads, omp_get_max_threads());
+  const FloatMode mode = FloatMode::current();
 #pragma omp parallel num_threads(all)
   {
     const int size = std::min(threads, omp_get_num_threads());
-    if (omp_get_thread_num() < size) body(context, omp_get_thread_num(), size);
+    if (omp_get_thread_num() < size) run_member(body, context, omp_get_thread_num(), size, mode);
   }
   latest_owner.store(&asking, std::memory_order_relaxed);
   latest_end.store(now_ns(), std::memory_order_relaxed);
@@ -79,15 +117,13 @@ namespace {
 // A forked child has libgomp's records of a team, but not its threads: starting one would wait for
 // them for ever.
 bool forked = false;
+#if defined(__unix__) || defined(__APPLE__)
+// From the moment the library is loaded: torch's own calls start a team, too.
+[[maybe_unused]] const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+#endif
 }  // namespace
 
-int team_limit() {
-#if defined(__unix__) || defined(__APPLE__)
-  static const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
-  (void)watching;
-#endif
-  return forked || omp_in_parallel() ? 1 : omp_get_max_threads();
-}
+int team_limit() { return forked || omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
 #endif
 

@@ -121,7 +121,7 @@ void pipelined_plans(const KernelTable& table) {
                        .layers = layers,
                        .directions = directions,
                        .reverse = directions == 1 && number % 4 == 0,
-                       .steps = 3 * chunk + 1 + number % chunk,
+                       .steps = (layers == 4 ? 10 : 3) * chunk + 1 + number % chunk,
                        .count = groups * rows,
                        .form = form,
                        .states = number % 5 != 0,
@@ -161,6 +161,18 @@ std::vector<Case> cases() {
     const auto kind = static_cast<CellKind>(cell);
     for (const Form form : {Form::kEqual, Form::kLengths, Form::kPacked}) {
       const bool padded = form != Form::kPacked;
+      // Enough layers for a wavefront that writes over what lies between layers while the longest
+      // row still runs.
+      found.push_back({.cell = kind,
+                       .input = 3,
+                       .hidden = 9,
+                       .projection = 0,
+                       .layers = 5,
+                       .directions = 1,
+                       .reverse = false,
+                       .steps = 12,
+                       .count = 3,
+                       .form = form});
       found.push_back({.cell = kind,
                        .input = 5,
                        .hidden = 17,

@@ -14,7 +14,9 @@ struct Tanh {
 
 struct Relu {
   static RNNPACK_INLINE Vec value(Vec x) { return at_least(Vec{}, x); }
-  static RNNPACK_INLINE Vec gradient(Vec dh, Vec h) { return h > 0.0f ? dh : Vec{}; }
+  static RNNPACK_INLINE Vec gradient(Vec dh, Vec h) {
+    return h <= 0.0f ? Vec{} : dh;
+  }  // NaN passes
 };
 
 template <class Activation>
