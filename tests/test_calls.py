@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import signal
 import sys
 import threading
 import weakref
@@ -494,3 +495,26 @@ def test_whatever_is_wrong_is_declined(arguments):
     assert _calls.cell(*arguments) is None
     assert _calls.infer(*arguments, 1, 1, 0, False, False) is None
     assert _calls.infer(*arguments, 2**70, "x", None, False, False) is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_an_error_of_a_signals_handler_reaches_the_caller(error):
+    raised = 0
+
+    def handle(*_):
+        nonlocal raised
+        raised += 1
+        raise error
+
+    layer, input, before = LSTM.make(9, 17), torch.randn(2, 1, 9), signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, handle)
+    try:
+        with torch.no_grad():
+            for expected in range(1, 100):
+                with pytest.raises(error):
+                    signal.setitimer(signal.ITIMER_REAL, 0.001)
+                    while raised < expected:
+                        layer(input)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

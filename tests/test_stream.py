@@ -1,6 +1,8 @@
 """Streams: any chunking gives the same bits, states belong to the stream, memory stays flat."""
 
 import copy
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -170,3 +172,33 @@ def test_modules_around_a_stream_keep_working():
     stream = model[1].stream()
     stream.step(torch.randn(1, 8))
     assert copy.deepcopy(model)(torch.randn(3, 2, 4))[0].shape == (3, 2, 9)
+
+
+TOO_LITTLE_MEMORY = """
+import resource, torch, rnnpack
+torch.set_num_threads(1)
+layer, steps = rnnpack.LSTM(512, 512, 2), torch.randn(4, 1, 512)
+stream, other, refused = layer.stream(), layer.stream(), 0
+chunk = torch.randn(4000, 1, 512)
+stream.step(steps[0]), other.step(steps[0])
+for slack in (2, 9, 20):  # MiB beyond what is mapped
+    with open("/proc/self/statm") as statm:
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + (slack << 20), -1))
+    try:
+        stream.run(chunk)
+        done = True
+    except (MemoryError, RuntimeError):
+        done = False
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    if done:
+        other.run(chunk)
+    refused += not done
+    for step in steps:
+        assert torch.equal(stream.step(step), other.step(step))
+assert refused > 0
+"""
+
+
+def test_a_stream_goes_on_after_a_chunk_too_large_for_memory():
+    subprocess.run([sys.executable, "-c", TOO_LITTLE_MEMORY], check=True, timeout=120)

@@ -32,31 +32,36 @@ class Run {
   Run(const KernelTable& kernels, const typename Pass::Problem& problem, const Plan& plan,
       void* memory)
       : kernels_(kernels), problem_(problem), plan_(plan), memory_(memory) {
-    prepare();
+    scratch_ = prepare(plan);
     run_team(plan.threads, &run_member, this);
   }
 
  private:
-  void prepare() {
+  typename Pass::Scratch prepare(const Plan& plan) const {
     Arena arena(memory_);
-    scratch_ = Pass::lay_out(arena, problem_, plan_, false);
-    Pass::start(scratch_, problem_, plan_);
+    const typename Pass::Scratch scratch = Pass::lay_out(arena, problem_, plan, false);
+    Pass::start(scratch, problem_, plan);
+    return scratch;
   }
 
   static void run_member(void* context, int member, int size) {
     Run& run = *static_cast<Run*>(context);
-    if (size != run.plan_.threads) {
-      // A smaller team than planned, inside another one: its first member does everything.
-      if (member != 0) return;
-      run.plan_ = single_thread(run.plan_);
-      run.prepare();
+    if (size == run.plan_.threads) {
+      run.work(run.plan_, run.scratch_, member);
+    } else if (member == 0) {
+      // A smaller team than planned, inside another one say: its first member does everything.
+      const Plan plan = single_thread(run.plan_);
+      run.work(plan, run.prepare(plan), member);
     }
-    typename Pass::Member(run.kernels_, run.problem_, run.plan_, run.scratch_, member).run();
+  }
+
+  void work(const Plan& plan, const typename Pass::Scratch& scratch, int member) const {
+    typename Pass::Member(kernels_, problem_, plan, scratch, member).run();
   }
 
   const KernelTable& kernels_;
   const typename Pass::Problem& problem_;
-  Plan plan_;
+  const Plan plan_;
   void* const memory_;
   typename Pass::Scratch scratch_;
 };

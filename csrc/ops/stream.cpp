@@ -67,12 +67,13 @@ class Stream {
                        problem_.output_size()};
     const Machine usable = machine(problem_);
     if (steps != planned_steps_ || usable.threads != planned_threads_) {
-      plan_ = make_plan(kernels().gemm[index(problem_.storage)], problem_, usable);
-      const int64_t bytes = forward_scratch_bytes(problem_, plan_);
+      const Plan plan = make_plan(kernels().gemm[index(problem_.storage)], problem_, usable);
+      const int64_t bytes = forward_scratch_bytes(problem_, plan);
       if (bytes > scratch_bytes_) {
-        scratch_ = std::make_unique<Scratch>(bytes);
+        scratch_ = std::make_unique<Scratch>(bytes);  // may throw: the old plan and memory stay
         scratch_bytes_ = bytes;
       }
+      plan_ = plan;
       planned_steps_ = steps;
       planned_threads_ = usable.threads;
     }

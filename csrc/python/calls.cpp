@@ -65,6 +65,8 @@ constexpr rnnpack::PythonLock kLock{&give_up_lock, &win_lock_back};
 // Declined: the call is one for the long way. An error on the way here is none of the user's: the
 // long way makes it again, with its message.
 PyObject* decline() {
+  // Not so an interrupt that arrived meanwhile.
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) return nullptr;
   PyErr_Clear();
   Py_RETURN_NONE;
 }
@@ -199,8 +201,9 @@ PyObject* run(PyObject* const* arguments, const Call& call, bool with_output) {
   const long cell = PyLong_AsLong(arguments[kCell]);
   if (torch.calls == nullptr || cell < 0 || cell >= rnnpack::kCellKinds) return decline();
   const bool grad_mode = is_true(PyObject_CallNoArgs(torch.grad_mode));
-  if ((grad_mode && in_training(arguments[kHome], arguments[kNames])) || is_watched())
-    return decline();
+  if (grad_mode && in_training(arguments[kHome], arguments[kNames])) return decline();
+  // A watcher has no error of its own: this one is of a signal's handler.
+  if (is_watched()) return PyErr_Occurred() != nullptr ? nullptr : decline();
   const bool has_cell_state = traits(static_cast<rnnpack::CellKind>(cell)).has_cell_state;
   CallHandles handles(grad_mode);
   rnnpack::CallTensors tensors{};

@@ -14,9 +14,8 @@ struct Tanh {
 
 struct Relu {
   static RNNPACK_INLINE Vec value(Vec x) { return at_least(Vec{}, x); }
-  static RNNPACK_INLINE Vec gradient(Vec dh, Vec h) {
-    return h <= 0.0f ? Vec{} : dh;
-  }  // NaN passes
+  // A NaN passes, as in torch.
+  static RNNPACK_INLINE Vec gradient(Vec dh, Vec h) { return h <= 0.0f ? Vec{} : dh; }
 };
 
 template <class Activation>

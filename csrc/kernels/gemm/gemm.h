@@ -6,8 +6,9 @@
 // a, c: one pointer a row; any rows: of a batch_first tensor, a slice, a packed sequence, a
 // reversed one.
 // start: bias[columns[p] + j]; where bias is null the sum starts at zero and is added to what c
-// holds. c overlaps nothing else. Every output is one accumulator that adds in order of k: its bits
-// depend on neither the tile, the batch nor the threads.
+// holds. c overlaps nothing else. Every output is a sum of parts of kLongestSum products, each
+// added from zero in order of k: its bits depend on neither the tile, the rows beside it nor the
+// threads.
 #pragma once
 
 #include <cstdint>
