@@ -347,3 +347,23 @@ def test_one_step_of_one_row_is_one_operation():
 @pytest.mark.parametrize("sizes", [(33, 1), (1, 33), (5, 17)], ids=str)
 def test_later_layers_read_weights_of_their_own_sizes(kind, sizes):
     run_all(Case(kind, 4, 3, *sizes, num_layers=3, bidirectional=True)).check()
+
+
+def test_denormals_are_flushed_by_all_threads_or_none():
+    case = Case(RNN_RELU, 64, 8, 64, 256, bias=False)
+    ours, input = case.pair()[0], torch.rand(64, 8, 64) * 1e-20
+    with torch.no_grad():
+        for weight in ours.parameters():
+            weight.abs_().mul_(1e-18)
+        try:
+            for flush in (True, False):
+                if not torch.set_flush_denormal(flush):
+                    pytest.skip("this processor cannot flush denormals")
+                results = []
+                for threads in (1, 2, 3):
+                    torch.set_num_threads(threads)
+                    results.append(ours(input)[0].view(torch.int32))
+                assert results[0].count_nonzero().item() == (0 if flush else results[0].numel())
+                assert all(torch.equal(results[0], result) for result in results[1:])
+        finally:
+            torch.set_flush_denormal(False)

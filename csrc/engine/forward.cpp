@@ -346,7 +346,7 @@ class Member {
         pass_.start_gates(layer.shape, layer.w, layer.packed, rows, mine_.now.input,
                           mine_.now.gates);
         started = end;
-      } else {
+      } else {  // the product was computed ahead
         pass_.start_other_slots(layer.packed, rows, mine_.now.gates);
       }
       const int64_t next_end = std::min(end + plan_.chunk_steps, ready);

@@ -236,7 +236,8 @@ void Gradients::add_input(int64_t first_row, int64_t rows, float* const* outputs
              {count, runs[n].gates * p_.hidden, mine_.a, run_panels(runs[n]), map, 0, map.count,
               n == 0 ? zeros_ : nullptr, mine_.c});
   }
-  for (int64_t i = 0; i < count && mine_.input != nullptr; ++i)
+  if (mine_.input == nullptr) return;
+  for (int64_t i = 0; i < count; ++i)
     LayerPass::copy(outputs[own.first + i], mine_.c[i], {0, p_.input_size});
 }
 

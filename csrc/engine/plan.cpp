@@ -12,7 +12,7 @@ namespace {
 // real time. 4e5 multiply-adds are 8 us or more on one core.
 constexpr int64_t kTeamWork = 400'000;
 // While they still spin from the last team it costs 1.5 us near by: in multiply-adds of two threads
-// for each ns that a line takes from core to core.
+// for each ns that a line takes from core to core. A larger team is taken to cost as much more.
 constexpr int64_t kAwakeTeamWorkPerNs = 2'000;
 constexpr int64_t kLeastTeamWork = 80'000;  // for any distance of cores
 // What a step's barrier costs, in multiply-adds for each ns that a line takes from core to core:

@@ -11,10 +11,13 @@ namespace rnnpack {
 
 // threads = row_groups x lanes x unit_threads.
 //
-// row_groups:   groups of rows are independent: they share nothing but the weights and need no
-// barrier. lanes:        within a group, the two directions side by side, or the layers in a
-// wavefront over segments of time. unit_threads: within a lane, blocks of hidden units are shared,
-// with a barrier at every step.
+// row_groups: groups of rows are independent; they share nothing but the weights and need no
+// barrier.
+//
+// lanes: within a group, the two directions side by side, or the layers in a wavefront over
+// segments of time.
+//
+// unit_threads: within a lane, blocks of hidden units are shared, with a barrier at every step.
 struct Plan {
   int threads;
   int row_groups;

@@ -42,10 +42,6 @@ thread_local Asking asking;
 std::atomic<const Asking*> latest_owner{nullptr};
 std::atomic<int64_t> latest_end{kNever};
 
-}  // namespace
-
-namespace {
-
 // How this thread rounds, and whether it takes denormals for zero (torch.set_flush_denormal).
 class FloatMode {
  public:
@@ -71,7 +67,7 @@ class FloatMode {
 
 // A team computes in the mode of the thread that calls it, or bits would depend on the number of
 // threads.
-void run_member(TeamBody body, void* context, int member, int size, FloatMode mode) {
+void run_in_mode(TeamBody body, void* context, int member, int size, FloatMode mode) {
   const FloatMode own = FloatMode::current();
   mode.use();
   body(context, member, size);
@@ -86,7 +82,7 @@ void run_team(int threads, TeamBody body, void* context) {
   const FloatMode mode = FloatMode::current();
   std::vector<std::thread> others;
   for (int member = 1; member < threads; ++member)
-    others.emplace_back(run_member, body, context, member, threads, mode);
+    others.emplace_back(run_in_mode, body, context, member, threads, mode);
   body(context, 0, threads);
   for (std::thread& other : others) other.join();
 }
@@ -107,7 +103,7 @@ void run_team(int threads, TeamBody body, void* context) {
 #pragma omp parallel num_threads(all)
   {
     const int size = std::min(threads, omp_get_num_threads());
-    if (omp_get_thread_num() < size) run_member(body, context, omp_get_thread_num(), size, mode);
+    if (omp_get_thread_num() < size) run_in_mode(body, context, omp_get_thread_num(), size, mode);
   }
   latest_owner.store(&asking, std::memory_order_relaxed);
   latest_end.store(now_ns(), std::memory_order_relaxed);
