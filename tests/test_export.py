@@ -1,4 +1,4 @@
-"""`torch.export` and `torch.jit.trace`: one graph for every length and batch, the op kept whole.
+"""`torch.export`: one graph for every length and batch, the op kept whole.
 
 tests/test_transforms.py has the plain cases; here are both tracers of torch.export, with and
 without gradients, every class, and what a graph becomes when it is decomposed, saved or loaded.
@@ -294,46 +294,3 @@ def test_saved_programs_are_loaded_by_another_process(tmp_path):
     with torch.no_grad():
         expected = [[model(input) for input in inputs] for model in models.values()]
     assert_same_bits(torch.load(tmp_path / "results.pt"), expected)
-
-
-# --- torch.jit.trace ------------------------------------------------------------------------------
-
-
-def traced(module, arguments, tmp_path):
-    """Trace, save, load: what a user of TorchScript runs."""
-    with torch.no_grad():
-        torch.jit.trace(module, arguments).save(tmp_path / "traced.pt")
-    return torch.jit.load(tmp_path / "traced.pt")
-
-
-@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and says so
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-@each_kind
-def test_a_saved_trace_takes_states_and_lengths(kind, packed, tmp_path):
-    module = Layer(kind.make(INPUT, HIDDEN, bidirectional=True)).eval()
-    if packed:
-        rnnpack.pack(module)
-
-    def arguments(steps, rows):
-        lengths = torch.randint(0, steps + 1, (rows,))
-        return torch.randn(steps, rows, INPUT), states(kind, rows, 2), lengths
-
-    run = traced(module, arguments(7, 3), tmp_path)
-    with torch.no_grad():
-        for shape in SHAPES:
-            given = arguments(*shape)
-            assert_same_bits(run(*given), module(*given))
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-@each_cell
-def test_a_saved_trace_of_a_cell(name, packed, tmp_path):
-    cell = getattr(rnnpack, name)(INPUT, HIDDEN)
-    if packed:
-        rnnpack.pack(cell)
-    run = traced(cell, (torch.randn(3, INPUT),), tmp_path)
-    with torch.no_grad():
-        for rows in (1, 2, 17):
-            input = torch.randn(rows, INPUT)
-            assert_same_bits(run(input), cell(input))

@@ -14,13 +14,14 @@ PACKAGE = ROOT / "src" / "rnnpack"
 
 # What each module of rnnpack may import of the others, a package standing for all in it.
 # "rnnpack" is the package as its users see it: the public names, and no module behind them.
-BELOW_LAYERS = {"functional", "sequences", "stream", "derived", "ops"}
+BELOW_LAYERS = {"functional", "sequences", "stream", "derived", "tracing", "ops"}
 MAY_IMPORT = {
     "reference": set(),
     "ops": {"reference"},
     "onnx": {"ops", "reference"},
     "sequences": set(),
     "derived": set(),
+    "tracing": set(),
     "stream": {"ops"},
     "functional": {"ops", "onnx"},
     "layers": BELOW_LAYERS,

@@ -182,6 +182,7 @@ ARGUMENTS = {
     "pack": pack_arguments,
     "check_packed": check_packed_arguments,
     "infer": infer_arguments,
+    "run": infer_arguments,
     "train": train_arguments,
     "train_backward": train_backward_arguments,
 }
@@ -250,6 +251,16 @@ def test_opcheck_train_backward(spec: Spec) -> None:
 @pytest.mark.parametrize("spec", STACKS, ids=str)
 def test_opcheck_infer(spec: Spec) -> None:
     torch.library.opcheck(op("infer"), ordered("infer", infer_arguments(spec)))
+
+
+@pytest.mark.parametrize("spec", STACKS, ids=str)
+def test_opcheck_run(spec: Spec) -> None:
+    arguments = infer_arguments(spec)
+    given = [arguments["input"], arguments["h_0"], arguments["c_0"], *arguments["weights"]]
+    for tensor in given:
+        if tensor is not None and tensor.is_floating_point() and not spec.packed:
+            tensor.requires_grad_()
+    torch.library.opcheck(op("run"), ordered("run", arguments))
 
 
 @pytest.mark.parametrize("name", CELL_NAMES)

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -278,16 +277,6 @@ def test_export_in_training_keeps_the_dropout(kind):
     assert exported(input).ne(exported(input)).any()
 
 
-@pytest.mark.filterwarnings("ignore")
-@each_kind
-def test_a_trace_serves_other_batches_and_lengths(kind):
-    ours = kind.make(4, 7, 2, batch_first=True).eval()
-    traced = torch.jit.trace(ours, torch.randn(2, 5, 4), check_trace=False)
-    for batch, seq_len in ((1, 3), (7, 9)):
-        input = torch.randn(batch, seq_len, 4)
-        torch.testing.assert_close(traced(input)[0], ours(input)[0])
-
-
 @pytest.mark.usefixtures("fresh_dynamo")
 @each_kind
 def test_tracing_leaves_the_layer_usable_and_without_fake_tensors(kind):
@@ -310,17 +299,3 @@ def test_tracing_leaves_the_layer_usable_and_without_fake_tensors(kind):
         torch.testing.assert_close(layer(input)[0], expected)
     ours(input)[0].sum().backward()
     assert ours.weight_ih_l0.grad is not None
-
-
-@each_kind
-def test_symbolic_tracing_by_fx_keeps_the_layer_as_a_leaf_or_says_so(kind):
-    module, input = Output(kind.make(4, 7)), torch.randn(5, 3, 4)
-
-    class Tracer(torch.fx.Tracer):
-        def is_leaf_module(self, module, name):
-            return isinstance(module, nn.RNNBase) or super().is_leaf_module(module, name)
-
-    graph = torch.fx.GraphModule(module, Tracer().trace(module))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        torch.testing.assert_close(graph(input), module(input))

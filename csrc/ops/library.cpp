@@ -20,6 +20,12 @@ STABLE_TORCH_LIBRARY(rnnpack, m) {
       "batch_sizes, int cell, "
       "int num_layers, int hidden_size, int proj_size, bool bidirectional, bool batch_first) -> "
       "(Tensor, Tensor, Tensor)");
+  // The same for graphs of torch.jit.trace, which runs with and without gradients: it has autograd.
+  m.def(
+      "run(Tensor input, Tensor? h_0, Tensor? c_0, Tensor[] weights, Tensor? lengths, Tensor? "
+      "batch_sizes, int cell, "
+      "int num_layers, int hidden_size, int proj_size, bool bidirectional, bool batch_first) -> "
+      "(Tensor, Tensor, Tensor)");
   m.def(
       "train(Tensor input, Tensor? h_0, Tensor? c_0, Tensor weight_ih, Tensor weight_hh, Tensor? "
       "bias_ih, Tensor? bias_hh, "
@@ -40,6 +46,7 @@ STABLE_TORCH_LIBRARY_IMPL(rnnpack, CPU, m) {
   m.impl("pack", TORCH_BOX(&pack));
   m.impl("check_packed", TORCH_BOX(&check_packed));
   m.impl("infer", TORCH_BOX(&infer));
+  m.impl("run", TORCH_BOX(&infer));
   m.impl("train", TORCH_BOX(&train));
   m.impl("train_backward", TORCH_BOX(&train_backward));
 }

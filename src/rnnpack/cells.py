@@ -13,6 +13,7 @@ from rnnpack import functional
 from rnnpack.derived import copyable_state, deep_copy
 from rnnpack.functional import Call, Path, step_call
 from rnnpack.ops import CELL_INDEX, calls
+from rnnpack.tracing import call_later, is_symbolic, not_scriptable
 
 _UNBATCHED, _BATCHED = 1, 2  # dimensions of the input
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -40,11 +41,16 @@ class Cell(RNNCellBase):
             result = self._call_at_once(input, hx, self._parameters, names)
             if result is not None:
                 return result
+        if is_symbolic(input):
+            return call_later(self, input, hx)
         h, c = functional.run_step(self._call(input, hx))
         if input.dim() == _UNBATCHED:
             h = h.squeeze(0)
             c = None if c is None else c.squeeze(0)
         return h if c is None else (h, c)
+
+    def __prepare_scriptable__(self) -> Any:
+        raise not_scriptable(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return copyable_state(self, _NAMES)
@@ -169,6 +175,11 @@ class LSTMCell(Cell):
             came = type(hx).__name__ if not isinstance(hx, tuple | list) else f"{len(hx)} values"
             raise TypeError(f"LSTMCell: expected hx to be a tuple (h, c), got {came}")
         for index, state in enumerate(hx):
+            if not isinstance(state, Tensor):
+                raise TypeError(
+                    f"LSTMCell: expected hx to be a tuple (h, c) of Tensors, got "
+                    f"{type(state).__name__} at [{index}]"
+                )
             if state.dim() not in (_UNBATCHED, _BATCHED):
                 raise ValueError(
                     f"LSTMCell: Expected hx[{index}] to be 1D or 2D, got {state.dim()}D instead"

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -234,6 +234,11 @@ def needs_gradient(call: Call) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+def _is_traced() -> bool:
+    """Whether torch.jit.trace records this call, to be run with gradients or without."""
+    return not is_compiling() and torch._C._get_tracing_state() is not None
+
+
 def choose(call: Call) -> str:
     """The path's name; `explain` says why."""
     input = call.input
@@ -244,7 +249,7 @@ def choose(call: Call) -> str:
     if not _NATIVE or input.device.type not in _NATIVE_DEVICES or input.dtype not in _NATIVE_DTYPES:
         seq_len = input.size(1 if call.stack.batch_first else 0)
         return "torch" if call.lengths is None and seq_len > 0 else "reference"
-    return "train" if needs_gradient(call) else "infer"
+    return "train" if needs_gradient(call) and not _is_traced() else "infer"
 
 
 def _transformed(input: Tensor, weights: Weights) -> bool:
@@ -314,7 +319,8 @@ def _infer(call: Call) -> Results:
         stacks = call.stack.num_layers * call.directions
         packed = ops.pack_weights(call.stack.cell, call.weights, stacks, call.input.dtype)
         call = call._replace(weights=packed)
-    return _in_one_op(ops.infer, call)
+    traced = _is_traced() and call.weights[0].dtype != torch.uint8  # packed ones have no gradient
+    return _in_one_op(ops.run if traced else ops.infer, call)
 
 
 def _weights_will_be_frozen(call: Call) -> bool:
@@ -361,6 +367,22 @@ def _in_one_op(op: Callable[..., Results], call: Call) -> Results:
 
 def _train(call: Call) -> Results:
     return _in_float32(ops.train, call)
+
+
+def _train_again(*arguments: Any) -> Results:
+    """What `ops.run` computes for its arguments, with a gradient."""
+    *tensors, cell, num_layers, hidden_size, proj_size, bidirectional, batch_first = arguments
+    name = CELLS[cell].name
+    return _train(
+        Call(
+            Stack(name, num_layers, hidden_size, proj_size, bidirectional, batch_first, 0.0, False),
+            *tensors,
+        )
+    )
+
+
+if _NATIVE:
+    ops.register_gradient(_train_again)
 
 
 def _reference(call: Call) -> Results:
@@ -444,7 +466,7 @@ def _each_direction(
         h_n.append(h)
         c_n.extend(c)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    return output, _stacked(h_n), _stacked(c_n) if c_n else output.new_empty((0,))
+    return output, _stacked(h_n), _stacked(c_n) if call.has_cell_state else output.new_empty((0,))
 
 
 def _stacked(states: list[Tensor]) -> Tensor:

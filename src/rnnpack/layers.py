@@ -15,6 +15,7 @@ from rnnpack.functional import Call, Path, Stack
 from rnnpack.ops import CELL_INDEX, CELLS, calls, library_status, pack_weights
 from rnnpack.sequences import check_lengths
 from rnnpack.stream import Stream
+from rnnpack.tracing import call_later, is_symbolic, not_scriptable
 
 _UNBATCHED, _BATCHED = 2, 3  # dimensions of the input
 _CELL_OF_MODE = {name.upper(): index for name, index in CELL_INDEX.items()}
@@ -87,6 +88,9 @@ class Recurrent(torch.nn.RNNBase):
     def flatten_parameters(self) -> None:
         """Do nothing: no flat buffer exists."""
 
+    def __prepare_scriptable__(self) -> Any:
+        raise not_scriptable(self)
+
     def __getstate__(self) -> dict[str, Any]:
         return copyable_state(self, self._flat_weights_names)
 
@@ -122,6 +126,9 @@ class Recurrent(torch.nn.RNNBase):
             result = self._call_at_once(input, hx, self._parameters, self._flat_weights_names)
             if result is not None:
                 return result
+        if is_symbolic(input):
+            options = {} if lengths is None else {"lengths": lengths}
+            return call_later(self, input, hx, **options)  # type: ignore[no-any-return]
         call = self._call(input, hx, lengths)
         batch_sizes = call.batch_sizes
         output, h_n, c_n = functional.run(call)

@@ -18,7 +18,7 @@
 
 namespace rnnpack {
 
-inline constexpr int kMaxTileRows = 14;
+inline constexpr int kMaxTileRows = 6;
 inline constexpr int kMaxTilePanels = 4;
 inline constexpr int kMaxStreamedRows = 2;
 
@@ -41,11 +41,11 @@ using GemmTile = void (*)(const Tile& tile);
 // half idle; many rows keep them busy and wait for nothing. The bits are those of the tiles alone.
 using PipelinedTile = void (*)(const Tile& tile, const Tile* streamed, int64_t count);
 
-// tile[r - 1][p - 1] multiplies r rows with p panels, for r <= max_rows and p <= panels[r - 1].
-// One table for each type of the panels.
+// tile[r - 1][p - 1] multiplies r <= max_rows rows with p panels. One table for each type of the
+// panels.
 struct GemmKernels {
   int max_rows;
-  int panels[kMaxTileRows];
+  int panels[kMaxTileRows];  // of r rows, those whose sums the registers hold at once
   GemmTile tile[kMaxTileRows][kMaxTilePanels];
   // pipelined[r - 1][p - 1][s - 1] computes pipelined_rows rows with p <= pipelined_panels panels
   // beside streamed tiles of r <= streamed_rows rows and s panels; null where that would gain

@@ -9,16 +9,10 @@ namespace rnnpack::avx2 {
 
 inline constexpr Isa kIsa = Isa::kAvx2;
 
-// 12 sums leave four registers for weights and inputs; a single row keeps four panels in flight or
-// starves the multiply units.
+// 12 sums leave four registers for weights and inputs.
 template <class Weight>
 constexpr void add_shapes(GemmKernels& gemm) {
-  add_tiles<Weight, 1, 4>(gemm);
-  add_tiles<Weight, 2, 3>(gemm);
-  add_tiles<Weight, 3, 2>(gemm);
-  add_tiles<Weight, 4, 1>(gemm);
-  add_tiles<Weight, 5, 1>(gemm);
-  add_tiles<Weight, 6, 1>(gemm);
+  add_tiles<Weight, 12, 6>(gemm);
 }
 
 }  // namespace rnnpack::avx2

@@ -9,16 +9,10 @@ namespace rnnpack::avx512 {
 
 inline constexpr Isa kIsa = Isa::kAvx512;
 
-// 24 sums leave eight registers for weights; inputs are broadcast from memory. Wide tiles: a group
-// is read in one stream.
+// 24 sums leave eight registers for weights; inputs are broadcast from memory.
 template <class Weight>
 constexpr void add_shapes(GemmKernels& gemm) {
-  add_tiles<Weight, 1, 4>(gemm);
-  add_tiles<Weight, 2, 4>(gemm);
-  add_tiles<Weight, 3, 4>(gemm);
-  add_tiles<Weight, 4, 4>(gemm);
-  add_tiles<Weight, 5, 4>(gemm);
-  add_tiles<Weight, 6, 4>(gemm);
+  add_tiles<Weight, 24, 6>(gemm);
   // Of 16-bit weights one row is bound by widening them, not by waiting for them.
   if constexpr (std::is_same_v<Weight, float>) {
     gemm.pipelined_rows = 8;

@@ -9,12 +9,10 @@ namespace rnnpack::baseline {
 
 inline constexpr Isa kIsa = Isa::kBaseline;
 
-// SSE2 has 16 registers: 8 sums and what a multiply and an add without a fused form need.
+// 12 sums leave what a multiply and an add without a fused form need.
 template <class Weight>
 constexpr void add_shapes(GemmKernels& gemm) {
-  add_tiles<Weight, 1, 2>(gemm);
-  add_tiles<Weight, 2, 1>(gemm);
-  add_tiles<Weight, 3, 1>(gemm);
+  add_tiles<Weight, 12, 3>(gemm);
 }
 
 }  // namespace rnnpack::baseline

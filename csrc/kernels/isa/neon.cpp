@@ -11,12 +11,7 @@ inline constexpr Isa kIsa = Isa::kNeon;
 
 template <class Weight>
 constexpr void add_shapes(GemmKernels& gemm) {
-  add_tiles<Weight, 1, 4>(gemm);
-  add_tiles<Weight, 2, 3>(gemm);
-  add_tiles<Weight, 3, 2>(gemm);
-  add_tiles<Weight, 4, 1>(gemm);
-  add_tiles<Weight, 5, 1>(gemm);
-  add_tiles<Weight, 6, 1>(gemm);
+  add_tiles<Weight, 24, 6>(gemm);
 }
 
 }  // namespace rnnpack::neon

@@ -13,6 +13,7 @@ from rnnpack.ops.calls import status as eager_calls
 from rnnpack.ops.infer import layer_weights, pack_weights
 from rnnpack.ops.layout import CELL_INDEX, CELLS, DTYPE_INDEX, SIXTEEN_BITS
 from rnnpack.ops.library import LibraryStatus, is_direct, library_status
+from rnnpack.ops.traced import register_gradient
 from rnnpack.ops.train import TrainInputs, reference_train, train
 
 __all__ = [
@@ -31,14 +32,18 @@ __all__ = [
     "library_status",
     "pack_weights",
     "reference_train",
+    "register_gradient",
+    "run",
     "train",
 ]
 
 infer: Any = None
+run: Any = None
 check_packed: Any = None
 
 if library_status().loaded:
     _infer.register()
     _train.register()
     infer = torch.ops.rnnpack.infer.default
+    run = torch.ops.rnnpack.run.default
     check_packed = torch.ops.rnnpack.check_packed.default

@@ -1,4 +1,4 @@
-"""The ops without gradients, `infer` and `pack`: wrapper and fake kernels."""
+"""The ops `infer`, `run` and `pack`: wrapper and fake kernels."""
 
 from __future__ import annotations
 
@@ -98,4 +98,5 @@ def _pack(
 def register() -> None:
     """Register the fake kernels; the library must be loaded."""
     torch.library.register_fake("rnnpack::infer", _infer)
+    torch.library.register_fake("rnnpack::run", _infer)
     torch.library.register_fake("rnnpack::pack", _pack)
