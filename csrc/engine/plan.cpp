@@ -77,13 +77,13 @@ Plan make_plan(const GemmKernels& kernels, const Problem& p, const Machine& mach
   int threads = machine.threads;
 
   // Rows first: groups of rows never wait for each other. But each reads all the weights: that pays
-  // over several steps, and it takes enough rows to compute with while they come: 2 where the
-  // recurrent ones stay in its own cache, 4 where they come from the next one, more from memory.
+  // over several steps, and it takes enough rows to compute with while they come: 4 where the
+  // recurrent ones come from its own cache or from the next one (2 from its own where kernels have
+  // something else to compute in the meantime), more from memory.
   const int64_t recurrent_bytes =
       step_work(p) / std::max<int64_t>(p.rows.count, 1) * size_of(p.storage);
-  const int64_t rows_wanted = recurrent_bytes <= machine.l2_bytes / 2   ? 2
-                              : recurrent_bytes <= machine.l2_bytes * 4 ? 4
-                                                                        : 16;
+  const bool two_will_do = kernels.streamed_rows >= 2 && recurrent_bytes <= machine.l2_bytes / 2;
+  const int64_t rows_wanted = two_will_do ? 2 : recurrent_bytes <= machine.l2_bytes * 4 ? 4 : 16;
   if (p.rows.steps >= kStepsOfRowGroups) {
     plan.row_groups = largest_divisor(
         threads, static_cast<int>(std::min<int64_t>(p.rows.count / rows_wanted, threads)));

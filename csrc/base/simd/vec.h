@@ -51,11 +51,21 @@ RNNPACK_INLINE Vec fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
+#if RNNPACK_VEC_BYTES == 32
+// For masked access: the first n lanes set.
+RNNPACK_INLINE __m256i first_lanes(int64_t n) {
+  alignas(64) static constexpr int32_t kEdge[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kEdge + kLanes - n));
+}
+#endif
+
 // The first n lanes (0 <= n <= kLanes); the others are zero and their memory is not touched.
 RNNPACK_INLINE Vec load_partial(const float* p, int64_t n) {
 #if RNNPACK_VEC_BYTES == 64
   const __mmask16 mask = static_cast<__mmask16>((1u << n) - 1);
   return reinterpret_cast<Vec>(_mm512_maskz_loadu_ps(mask, p));
+#elif RNNPACK_VEC_BYTES == 32
+  return reinterpret_cast<Vec>(_mm256_maskload_ps(p, first_lanes(n)));
 #else
   float lanes[kLanes] = {};
   std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(float));
@@ -67,6 +77,9 @@ RNNPACK_INLINE void store_partial(float* p, Vec v, int64_t n) {
 #if RNNPACK_VEC_BYTES == 64
   const __mmask16 mask = static_cast<__mmask16>((1u << n) - 1);
   _mm512_mask_storeu_ps(p, mask, reinterpret_cast<__m512>(v));
+#elif RNNPACK_VEC_BYTES == 32
+  if (n == kLanes) return store(p, v);  // masked, it takes some processors 20 cycles
+  _mm256_maskstore_ps(p, first_lanes(n), reinterpret_cast<__m256>(v));
 #else
   float lanes[kLanes];
   store(lanes, v);

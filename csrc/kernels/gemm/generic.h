@@ -72,8 +72,8 @@ struct TileSums {
 };
 
 // The tile in parts of its columns, as wide as kSums registers allow. Several parts take turns on
-// blocks of k: then all of them together read the weights in their order, once from the second-level
-// cache, each block being asked for while the one before it is multiplied.
+// blocks of k: then all of them together read the weights in their order, once from the
+// second-level cache, each block being asked for while the one before it is multiplied.
 template <class Weight, int kRows, int kPanels, int kSums>
 class TileInParts {
  public:
