@@ -14,8 +14,8 @@ namespace rnnpack {
 void pack_layer(const KernelTable& kernels, const LayerShape& shape, const LayerWeights& weights,
                 void* packed);
 
-// Sets the groups of weights that a call packs for itself: as wide as the tiles that will read
-// them.
+// Sets the groups of weights that a call packs for itself: as wide as the registers hold the sums
+// of the rows that will read them.
 void choose_groups(const KernelTable& kernels, Problem& problem);
 
 // Runs a whole stack. scratch: forward_scratch_bytes(...) bytes, cache-line aligned.

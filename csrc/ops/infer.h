@@ -6,12 +6,15 @@
 namespace rnnpack::ops {
 
 // weights: per layer and direction either one packed tensor, or weight_ih, weight_hh [, bias_ih,
-// bias_hh] [, weight_hr]. hidden_size and proj_size repeat what the weights tell, so that shapes
-// follow from arguments alone. input:   [L, N, F], [N, L, F] if batch_first, or [sum(batch_sizes),
-// F]; states [layers * directions, N, .]. Returns (output, h_n, c_n); c_n is empty for cells
-// without a cell state. Input, states and results have one dtype: float32, bfloat16 or float16. So
-// have plain weights, or they are float32 and are rounded to it when they are multiplied. Packed
-// ones are multiplied in the type that they were packed in.
+// bias_hh] [, weight_hr].
+// hidden_size, proj_size: repeat what the weights tell, so that shapes follow from arguments alone.
+// input: [L, N, F], [N, L, F] if batch_first, or [sum(batch_sizes), F].
+// h_0, c_0: [layers * directions, N, .].
+// Returns (output, h_n, c_n); c_n is empty for cells without a cell state.
+//
+// Input, states and results have one dtype: float32, bfloat16 or float16. So have plain weights, or
+// they are float32 and are rounded to it when they are multiplied. Packed ones are multiplied in
+// the type that they were packed in.
 std::tuple<Tensor, Tensor, Tensor> infer(const Tensor& input, const std::optional<Tensor>& h_0,
                                          const std::optional<Tensor>& c_0,
                                          const std::vector<Tensor>& weights,

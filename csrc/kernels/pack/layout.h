@@ -6,8 +6,8 @@
 // and the cell finds all of a unit's gates within four cache lines. The last block holds its
 // remaining units rounded up to 4, its columns rounded up to a whole panel.
 //
-//   columns of the gate buffer:  | block 0: slot 0 (16) slot 1 (16) ... | block 1 ... | last: slot
-//   0 (u) slot 1 (u) ... pad |
+// Columns of the gate buffer:
+//   | block 0: slot 0 (16) slot 1 (16) ... | block 1 ... | last block: slot 0 (u) ... pad |
 //
 // A panel is 16 neighbouring columns over all k. Panels whose slots have no gate in a matrix (GRU:
 // one of four) are not stored. The stored ones lie in groups: row k of every panel of a group, then
@@ -30,7 +30,7 @@ namespace rnnpack {
 inline constexpr int64_t kPanel = 16;       // columns of a panel
 inline constexpr int64_t kBlockUnits = 16;  // hidden units of a full block
 // Panels of a group, at most: what every packed tensor has. Weights packed within a call may have
-// smaller groups, as wide as the tile.
+// smaller groups, as wide as the registers hold sums for.
 inline constexpr int32_t kGroup = 4;
 
 // The columns of one step's gates for one row.
@@ -132,7 +132,8 @@ constexpr PanelMap gate_panels(const GateLayout& layout, const CellTraits& cell,
   for (int s = 0; s < layout.slots; ++s) {
     if (used[s]) map.offset[map.per_block++] = static_cast<int32_t>(s * kBlockUnits);
   }
-  // A block's panels are a group: threads share blocks, so they share no group.
+  // A block's panels are a group where a group has room for them: then threads, which share blocks,
+  // share no group.
   map.group = map.per_block > 1 && map.per_block < group ? map.per_block : group;
   const int64_t last = layout.blocks() - 1;
   const bool tail = layout.stored_units(last) < kBlockUnits;
