@@ -164,6 +164,18 @@ def call(layer: nn.Module, input: Any, hx: tuple[Tensor, ...] | None = None, **k
     return output, state_tuple(states)
 
 
+class Layer(nn.Module):
+    """A layer with its states as a tuple in and out, so that all kinds have one signature."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, input: Any, hx: Any = None, lengths: Tensor | None = None) -> Any:
+        options = {} if lengths is None else {"lengths": lengths}
+        return call(self.layer, input, hx, **options)
+
+
 def layer_weights(
     parameters: dict[str, Tensor], index: int, reverse: bool
 ) -> reference.LayerWeights:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 import rnnpack
-from helpers import KINDS, LSTM, assert_same_bits, call
+from helpers import KINDS, LSTM, Layer, assert_same_bits
 
 ANY = Dim.DYNAMIC
 INPUT, HIDDEN = 5, 9
@@ -26,18 +26,6 @@ with_and_without_gradients = pytest.mark.parametrize(
     "gradients", [False, True], ids=["no_grad", "grad"]
 )
 each_cell = pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])
-
-
-class Layer(nn.Module):
-    """A layer with its states as a tuple in and out, so that all kinds have one signature."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, input, hx=None, lengths=None):
-        options = {} if lengths is None else {"lengths": lengths}
-        return call(self.layer, input, hx, **options)
 
 
 def ops_of(program):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import rnnpack
-from helpers import KINDS, LSTM, assert_same_bits, call
+from helpers import KINDS, LSTM, Layer, assert_same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and says so
 
@@ -24,18 +24,6 @@ CELLS = ("LSTMCell", "GRUCell", "RNNCell")
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 each_cell = pytest.mark.parametrize("name", CELLS)
 each_mode = pytest.mark.parametrize("gradients", [False, True], ids=["no_grad", "grad"])
-
-
-class Layer(nn.Module):
-    """A layer with its states as a tuple in and out, so that all kinds have one signature."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, input, hx=None, lengths=None):
-        options = {} if lengths is None else {"lengths": lengths}
-        return call(self.layer, input, hx, **options)
 
 
 def states(kind, rows, stacks=1):

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rnnpack.ops.train import gradients_through
+
 _WEIGHTS = 3  # among the op's arguments, after input, h_0 and c_0
 _TENSORS = 6  # leading arguments that are tensors, None, or the list of weights
 
@@ -33,30 +35,12 @@ def register_gradient(differentiable: Differentiable) -> None:
         tensors = ctx.saved_tensors
         last = _WEIGHTS + ctx.weights
         arguments = (*tensors[:_WEIGHTS], list(tensors[_WEIGHTS:last]), *tensors[last:], *ctx.rest)
-        asked = [t for t in tensors[:last] if t is not None and t.requires_grad]
+        asked = [t if t is not None and t.requires_grad else None for t in tensors[:last]]
         again = torch.is_grad_enabled()  # create_graph: to be differentiated once more
         with torch.enable_grad():
             results = differentiable(*arguments)
-            pairs = [
-                (result, grad)
-                for result, grad in zip(results, grads, strict=True)
-                if grad is not None and result.requires_grad
-            ]
-            found = iter(
-                torch.autograd.grad(
-                    [result for result, _ in pairs],
-                    asked,
-                    [grad for _, grad in pairs],
-                    create_graph=again,
-                    allow_unused=True,
-                )
-                if pairs
-                else [None] * len(asked)
-            )
-        gradients = [
-            next(found) if t is not None and t.requires_grad else None for t in tensors[:last]
-        ]
+            gradients = gradients_through(results, grads, asked, create_graph=again)
         nothing = (None,) * (_TENSORS - _WEIGHTS - 1 + len(ctx.rest))
-        return (*gradients[:_WEIGHTS], gradients[_WEIGHTS:], *nothing)
+        return (*gradients[:_WEIGHTS], list(gradients[_WEIGHTS:]), *nothing)
 
     torch.library.register_autograd("rnnpack::run", backward, setup_context=_save)

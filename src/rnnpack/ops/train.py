@@ -7,6 +7,7 @@ give the same bits for any number of threads.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -156,27 +157,42 @@ def _differentiable_gradients(
     a: TrainInputs, grads: tuple[Tensor | None, ...], wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """The same gradients through the reference, whose operations can be differentiated again."""
-    outputs = reference_train(a)
-    pairs = [
-        (value, grad)
-        for value, grad in zip(outputs, grads, strict=False)
-        if grad is not None and value.requires_grad
-    ]
     asked = [
-        value
+        value if want and isinstance(value, Tensor) else None  # only a tensor can be wanted
         for value, want in zip(a[:_DIFFERENTIABLE], wanted, strict=True)
-        if want and isinstance(value, Tensor)  # only a tensor can be wanted
     ]
+    return gradients_through(reference_train(a), grads, asked, create_graph=True)
+
+
+def gradients_through(
+    outputs: tuple[Tensor, ...],
+    grads: tuple[Tensor | None, ...],
+    inputs: Sequence[Tensor | None],
+    *,
+    create_graph: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of `inputs` through what autograd recorded on the way to `outputs`.
+
+    None: of an output, that it is not used; of an input, that its gradient is not asked for.
+    """
+    pairs = [
+        (output, grad)
+        for output, grad in zip(outputs, grads, strict=False)
+        if grad is not None and output.requires_grad
+    ]
+    asked = [tensor for tensor in inputs if tensor is not None]
+    if not pairs:
+        return (None,) * len(inputs)
     found = iter(
         torch.autograd.grad(
-            [value for value, _ in pairs],
+            [output for output, _ in pairs],
             asked,
             [grad for _, grad in pairs],
-            create_graph=True,
+            create_graph=create_graph,
             allow_unused=True,
         )
     )
-    return tuple(next(found) if want else None for want in wanted)
+    return tuple(None if tensor is None else next(found) for tensor in inputs)
 
 
 def reference_train(a: TrainInputs) -> tuple[Tensor, ...]:
