@@ -3,13 +3,17 @@
 // ThreadSanitizer sees whether the barrier orders it.
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
+#include <memory>
 #include <set>
-#include <string>
 #include <thread>
+#include <vector>
 
 #ifndef RNNPACK_TEAM_STD_THREAD
 #include <omp.h>
+#endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "check.h"
@@ -143,24 +147,25 @@ void teams_side_by_side() {
 }
 
 #if !defined(RNNPACK_TEAM_STD_THREAD) && defined(__linux__)
-std::set<std::string> threads_of_this_process() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
-    names.insert(entry.path().filename());
-  return names;
+// The kernel's numbers of a team's threads. Those of the process would not do: threads of earlier
+// nested teams take a moment to end.
+std::set<pid_t> members_of_a_team(int size) {
+  std::vector<pid_t> members(static_cast<size_t>(size));
+  run_team(size, [](void* p, int member, int) {
+    static_cast<pid_t*>(p)[member] = static_cast<pid_t>(syscall(SYS_gettid));
+  }, members.data());
+  return {members.begin(), members.end()};
 }
 
 // Small teams between large ones cost no thread: those left over are there for the next one.
 void threads_stay() {
   const int before = omp_get_max_threads();
   omp_set_num_threads(4);
-  const auto nothing = [](void*, int, int) {};
-  run_team(4, nothing, nullptr);
-  const auto threads = threads_of_this_process();
+  const auto threads = members_of_a_team(4);
+  expect(threads.size() == 4, "a team of 4 has ", threads.size(), " threads");
   for (int round = 0; round < 5; ++round) {
-    run_team(2, nothing, nullptr);
-    run_team(4, nothing, nullptr);
-    expect(threads_of_this_process() == threads, "a team of 2 ended threads of a team of 4");
+    members_of_a_team(2);
+    expect(members_of_a_team(4) == threads, "a team of 2 ended threads of a team of 4");
   }
   omp_set_num_threads(before);
 }
