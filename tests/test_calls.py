@@ -270,7 +270,7 @@ def test_forward_mode_sees_operations(watch):
 def test_tracers_record_the_op(watch):
     layer, input = LSTM.make(3, 4).requires_grad_(False), torch.randn(5, 2, 3)
     graph = torch.jit.trace(lambda one: layer(one)[0], input, check_trace=False).graph
-    assert watch.taken == 0 and "rnnpack::infer" in str(graph)
+    assert watch.taken == 0 and "rnnpack::run" in str(graph)
 
 
 def test_tensor_subclasses_are_left_to_the_long_way(watch):
