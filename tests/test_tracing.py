@@ -69,6 +69,15 @@ def test_a_saved_trace_takes_states_and_lengths(kind, packed, gradients, tmp_pat
             assert_same_bits(run(*given), module(*given))
 
 
+@each_kind
+def test_a_trace_of_stacked_layers_with_the_batch_first(kind, tmp_path):
+    layer = kind.make(INPUT, HIDDEN, 2, batch_first=True)
+    run = traced(layer, (torch.randn(3, 7, INPUT),), tmp_path, gradients=True)
+    for steps, rows in SHAPES:
+        input = torch.randn(rows, steps, INPUT)
+        assert_same_bits(run(input)[0], layer(input)[0])
+
+
 @each_mode
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @each_cell
